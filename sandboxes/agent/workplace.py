@@ -8,8 +8,8 @@ the bytes.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import stat
 import tarfile
 import zlib
@@ -22,7 +22,8 @@ from .frames import CHUNK, write_all
 MAX_UNPACKED = 128 * 1024 * 1024
 """Bytes of the archive, at most."""
 MAX_MEMBERS = 20_000
-_PERMISSIONS = 0o777
+_PERMISSIONS, _MODE = 0o777, 0o7777
+"""Of a mode: what a file is made with, and what it has in the end."""
 Roots = Mapping[str, str]
 """The folders, by the name that each has in the archive."""
 
@@ -101,17 +102,50 @@ def unpack(folders: Roots) -> None:
         OSError: if it is not from `pack`, or does not fit.
     """
     for folder in folders.values():
-        for path in Path(folder).iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        _clear(folder)
     os.umask(0)
     try:
         with tarfile.open(fileobj=_Unpacking(), mode="r|", encoding="utf-8", errors="surrogateescape") as archive:  # type: ignore[call-overload]
             _Members(folders).extract_all(archive)
     except (tarfile.TarError, zlib.error, ValueError) as error:
         raise NotAFileError(f"no packed files: {error}") from None
+
+
+def _clear(folder: str) -> None:
+    """Remove all that is in a folder, whatever its modes: step by step, as a path can be too long for the kernel."""
+    _step_into(folder)
+    above, waiting = list[str](), [_remove_files()]
+    while waiting:
+        if waiting[-1]:
+            name = waiting[-1].pop()
+            try:
+                os.rmdir(name)  # noqa: PTH106
+            except OSError:  # it isn't empty
+                _step_into(name)
+                above.append(name)
+                waiting.append(_remove_files())
+        else:
+            waiting.pop()
+            if above:
+                os.chdir("..")
+                os.rmdir(above.pop())  # noqa: PTH106
+
+
+def _step_into(folder: str) -> None:
+    """Go into a folder, and see to it that what is in there can be removed."""
+    with contextlib.suppress(OSError):  # another user's
+        os.chmod(folder, os.lstat(folder).st_mode & _MODE | stat.S_IRWXU)  # noqa: PTH101
+    os.chdir(folder)
+
+
+def _remove_files() -> list[str]:
+    """Remove what is no folder from the one that we are in; return the names of the folders."""
+    entries = list(os.scandir("."))
+    folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for entry in entries:
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.name)  # noqa: PTH108
+    return folders
 
 
 class _Unpacking:
@@ -142,7 +176,7 @@ class _Members:
         self._files: dict[str, str] = {}
         """Where each regular file is, by its name."""
         self._below: list[tuple[str, tarfile.TarInfo]] = []
-        self._links: list[tuple[str, str]] = []
+        self._links: list[tuple[str, tarfile.TarInfo]] = []
 
     def extract_all(self, archive: tarfile.TarFile) -> None:
         size = 0
@@ -151,8 +185,9 @@ class _Members:
             if count > MAX_MEMBERS or size > MAX_UNPACKED:
                 raise NotAFileError(f"there are more than {MAX_MEMBERS} packed files, or {MAX_UNPACKED} bytes of them")
             self._extract(archive, member, self._locate(member.name))
-        for path, target in self._links:  # last: nothing is written through one
-            os.symlink(target, path)  # noqa: PTH211
+        for path, member in self._links:  # last: nothing is written through one
+            os.symlink(member.linkname, path)  # noqa: PTH211
+            os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
         for path, member in reversed(self._below):
             _finish(path, member)
 
@@ -167,7 +202,7 @@ class _Members:
             os.mkdir(path, (member.mode & _PERMISSIONS) | stat.S_IRWXU)  # noqa: PTH102
             self._below.append((path, member))
         elif member.issym():
-            self._links.append((path, member.linkname))
+            self._links.append((path, member))
         elif member.islnk():
             if member.linkname not in self._files:
                 raise NotAFileError(f"{member.name!r:.200} is a link to no packed file")
@@ -194,5 +229,5 @@ class _Members:
 
 def _finish(path: str, member: tarfile.TarInfo) -> None:
     """Set a mode and times; where code may not, it could not have changed them, either."""
-    os.chmod(path, member.mode & _PERMISSIONS)  # noqa: PTH101
+    os.chmod(path, member.mode & _MODE)  # noqa: PTH101
     os.utime(path, (member.mtime, member.mtime))

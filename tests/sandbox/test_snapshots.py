@@ -144,6 +144,35 @@ def test_restore_into_a_used_sandbox_has_files_only(box, other, run):
     assert "NameError" in (run(other.run_python("mine")).error or "")
 
 
+HARD_TO_REMOVE = {
+    "folders that nobody may write to": (
+        "import os\nos.makedirs('a/b'); open('a/b/f', 'w').close(); os.chmod('a/b', 0o555); os.chmod('a', 0o555)\n"
+        "os.mkdir('c', 0); os.chmod('.', 0o500)"
+    ),
+    "long links": "import os\nfor n in range(50): os.symlink('x' * 4000, str(n))",
+    "links to folders": "import os\nos.mkdir('a'); os.symlink('/tmp', 'a/b'); os.symlink('..', 'a/c')",
+    "a deep tree": "import os\ntop = os.getcwd()\nfor _ in range(200): os.mkdir('d'); os.chdir('d')\nos.chdir(top)",
+    "a path of 20 kB": "import os\nfor _ in range(200): os.mkdir('d' * 100); os.chdir('d' * 100)",
+}
+
+
+@pytest.mark.parametrize("name", HARD_TO_REMOVE)
+def test_restore_replaces_files_that_are_hard_to_remove(name, box, other, run):
+    run(box.write_file("file", b"x"))
+    assert run(other.run_python(HARD_TO_REMOVE[name])).error is None
+    run(other.restore(run(box.snapshot())))
+    assert run(other.exec(["ls", "-A"])).stdout == "file\n"
+
+
+@pytest.mark.parametrize("name", [name for name in HARD_TO_REMOVE if name != "a path of 20 kB"])
+def test_restore_takes_what_snapshot_takes(name, box, other, run):
+    code = HARD_TO_REMOVE[name].replace("os.mkdir('c', 0); ", "")
+    assert run(box.run_python(code)).error is None
+    assert run(other.restore(run(box.snapshot()))) is None  # over what its calls have made
+    here, there = (run(place.exec(["sh", "-c", "find . | sort"])).stdout for place in (box, other))
+    assert there == here and len(here.split()) > 3
+
+
 # --- what code may do to keep its files from being packed, or to have more of them than fit ---
 
 BOMBS = {
@@ -248,15 +277,20 @@ def test_unpack_makes_the_modes_that_were_packed(tmp_path):
     for folder in (here, there):
         folder.mkdir()
     (here / "run.sh").write_text("#!/bin/sh\n")
-    (here / "run.sh").chmod(0o751)
-    os.utime(here / "run.sh", (1_600_000_000, 1_600_000_000))
+    (here / "run.sh").chmod(0o4751)
+    (here / "shared").mkdir()
+    (here / "shared").chmod(0o1777)
+    (here / "link").symlink_to("run.sh")
+    for name in ("run.sh", "shared", "link"):
+        os.utime(here / name, (1_600_000_000, 1_600_000_000), follow_symlinks=False)
     code = "import sys; from agent_rl.sandboxes.agent import workplace; workplace.{}({{'work': sys.argv[1]}}{})"
     packed = b""
     for run, folder in (("pack", here), ("unpack", there)):
         argv = [sys.executable, "-c", code.format(run, ", 1 << 20" if run == "pack" else ""), str(folder)]
         packed = subprocess.run(argv, input=packed, capture_output=True, check=True).stdout
-    made = (there / "run.sh").stat()
-    assert (made.st_mode & 0o7777, made.st_mtime) == (0o751, 1_600_000_000)
+    for name, mode in (("run.sh", 0o4751), ("shared", 0o1777), ("link", 0o777)):
+        made = (there / name).lstat()
+        assert (made.st_mode & 0o7777, made.st_mtime) == (mode, 1_600_000_000)
 
 
 def test_journal_gives_up_beyond_its_limits():
