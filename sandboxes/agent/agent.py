@@ -19,7 +19,8 @@ A request's head is `{"op": "exec", "id": 7, ...}`, an answer's `{"id": 7, "code
 is `out` bytes long, and stderr; at most `keep` bytes of each (`cut` says whether there were more). The texts are those
 of `value` and `error`, whose lengths are in the head (None: there is none). `code` is -n after signal n. `lost` says
 that the interpreter is gone, with its variables. `problem` is None if all went well. An answer `{"id", "failed"}` says
-that the agent could not do its part. The first frame, `{"ready": true}`, answers nothing. When the stream ends, so does
+that the agent could not do its part. Of `read` and `pack`, frames `{"id", "part": true}` may come first,
+with all of the body but the rest. The first frame, `{"ready": true}`, answers nothing. When the stream ends, so does
 everything in the sandbox.
 
 A host that can pass descriptors drives the interpreter itself: `lend` starts one at the other ends of what the host
@@ -53,7 +54,7 @@ from .interpreter import FLOOD, Ends, Interpreter, connect, start
 from .plots import answer_to_body
 from .process_tree import NAP, ProcessTree, describe_exit
 from .request import Request
-from .streams import Capture, Feed, take_all
+from .streams import Capture, Feed, Parts, take_all
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 _WITHOUT_INPUT = ("lend", "end", "python")
@@ -143,6 +144,9 @@ class Agent:
     def _reply(self, call: int, answer: Head, body: bytes) -> None:
         write_all(self.replies, pack({"id": call, **answer}, body))
 
+    def _send_part(self, data: bytes) -> None:
+        self._reply(self.call, {"part": True}, data)
+
     # One method per kind of request
 
     def _exec(self, request: Request) -> tuple[Head, bytes]:
@@ -190,10 +194,11 @@ class Agent:
         return {"problem": _problem(*self._run(request, lambda: workplace.unpack(workplace.roots(self.home))))}, b""
 
     def _run(self, request: Request, run: Callable[[], None], *, foreign: bool = False) -> tuple[Head, bytes]:
-        """Run a process to its end, and end what it leaves behind."""
+        """Run a process to its end, and end what it leaves behind; without foreign code, pass on its output."""
         expires = time.monotonic() + request.timeout
         child = self.processes.start_piped(run, foreign=foreign)
-        captures = (Capture(child.out, request.keep), Capture(child.err, max(request.keep, MIN_ERROR)))
+        out = Capture(child.out, request.keep) if foreign else Parts(child.out, self._send_part)
+        captures = (out, Capture(child.err, max(request.keep, MIN_ERROR)))
         try:
             expired = self._wait(
                 lambda: child.pid in self.processes.ended,

@@ -23,6 +23,8 @@ MAX_ANSWER_HEAD = 64 * 1024
 MAX_STRAYS = 128
 """Frames that answer no call, until their sender is held to be flooding: a late answer is one of them."""
 MAX_BODY = 64 * 1024 * 1024
+PART = 256 * 1024
+"""Bytes of a part of an answer's body, at least: all but its rest are sent as they come, and held nowhere."""
 MAX_TEXT = 64 * 1024
 """Characters kept of a value and of a traceback, at most."""
 MAX_TEXT_BYTES = 6 * MAX_TEXT + 256

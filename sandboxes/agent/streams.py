@@ -8,7 +8,7 @@ import sys
 import termios
 from collections.abc import Callable, Sequence
 
-from .frames import CHUNK, Head
+from .frames import CHUNK, PART, Head
 
 
 class Capture:
@@ -65,6 +65,32 @@ class Capture:
 
     def _trim(self) -> None:
         del self._tail[: max(0, len(self._tail) - self._tail_size)]
+
+
+class Parts(Capture):
+    """A stream that is passed on in parts, so that the memory of the sandbox holds one of them at a time, or less."""
+
+    def __init__(self, fd: int, send: Callable[[bytes], None]) -> None:
+        super().__init__(fd, 0)
+        self._send = send
+        self._part = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Take the next bytes, and pass a part on if there is one."""
+        self.total += len(data)
+        self._part += data
+        if len(self._part) >= PART:
+            self._send(self._take())
+
+    def take(self) -> bytes:
+        """Return what was not passed on."""
+        self.total = 0
+        return self._take()
+
+    def _take(self) -> bytes:
+        part = bytes(self._part)
+        self._part.clear()
+        return part
 
 
 def take_all(answer: Head, captures: Sequence[Capture]) -> tuple[Head, bytes]:

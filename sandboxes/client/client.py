@@ -40,6 +40,7 @@ from agent_rl.sandboxes.client.answers import exec_result, python_result, withou
 from agent_rl.sandboxes.client.beside import Beside, forget
 from agent_rl.sandboxes.client.fate import KILLED, EndedByCodeError, Fate
 from agent_rl.sandboxes.client.interpreter import DirectInterpreter
+from agent_rl.sandboxes.client.parts import Body
 from agent_rl.sandboxes.client.processes import AgentProcess, AgentStream, Read, handle_of, of_process, refuse
 from agent_rl.sandboxes.client.reading import PAUSE, ReadBudget
 from agent_rl.sandboxes.client.send_queue import SendQueue
@@ -99,6 +100,7 @@ class AgentSandbox(Sandbox):
         self._count = 0
         self._call: object = None
         self._answer: asyncio.Future[EngineOutput] | None = None
+        self._body = Body()
         self._beside = Beside(self._outgoing.put, lambda answer, timeout: self._watch(answer, timeout + GRACE))
 
     def __repr__(self) -> str:
@@ -294,7 +296,7 @@ class AgentSandbox(Sandbox):
         loop = asyncio.get_running_loop()
         self._listen(loop)
         answer: asyncio.Future[EngineOutput] = loop.create_future()
-        self._call, self._answer = call, answer
+        self._call, self._answer, self._body = call, answer, Body()
         alarm = self._watch(answer, timeout)
         request = self._outgoing.put(frame, fds)
         try:
@@ -339,8 +341,9 @@ class AgentSandbox(Sandbox):
             while (frame := self._frames.pop()) is not None:
                 answer = self._answer
                 if answer is not None and not answer.done() and frame[0].get("id") == self._call:
-                    answer.set_result(frame)
-                    self._strays = 0
+                    if (body := self._body.add(*frame)) is not None:
+                        answer.set_result((frame[0], body))
+                        self._strays, self._body = 0, Body()
                     continue
                 self._strays = 0 if self._beside.settle(*frame) else self._strays + 1
                 if self._strays > MAX_STRAYS:

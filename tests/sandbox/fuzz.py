@@ -98,7 +98,7 @@ def mutated(draw: random.Random, data: bytes) -> bytes:
 def answer(draw: random.Random, call: object) -> bytes:
     """Return an answer to whatever was asked, of which some parts are not what they should be."""
     head: Head = {"id": call, "code": 0, "expired": False, "cut": False, "out": 2, "problem": None, "value": "4"}
-    head |= {"error": None, "lost": False, "handle": 3, "at": 0, "ended": False}
+    head |= {"error": None, "lost": False, "handle": 3, "at": 0, "ended": False, "part": False}
     head, body = answer_to_body(head, b"oute\xffr", [b"\x89PNG\r\n\x1a\n" + bytes(20)])
     for _ in range(draw.randrange(3)):
         head[draw.choice(list(head))] = draw.choice(VALUES)
