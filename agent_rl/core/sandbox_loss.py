@@ -34,7 +34,7 @@ class Cause(StrEnum):
     UNUSED = "unused"
     """It was lost before any code of the policy ran in it."""
     CLOSED = "closed"
-    """The host closed it, or cancelled a call halfway through its request."""
+    """The host closed it."""
     LIFETIME = "lifetime"
     """The time was over for which it was opened."""
     LIFETIME_SPENT = "lifetime_spent"
