@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import agent_rl as ar
 from agent_rl.algorithms import Algorithm, AlgorithmConfig
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.group_sampling import require_hooks
+from agent_rl.cli import main
 from agent_rl.core.episode import EpisodeGroup, Outcome, Reward, group_episodes
 from agent_rl.errors import ConfigError, DefinitionError
 from agent_rl.gym.budget import Budget
@@ -22,6 +24,7 @@ from agent_rl.rollout.evaluation import trajectory_metrics
 from agent_rl.store.codec import dump_line, load_line
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
+from agent_rl.view.text import failure_lines, print_episode
 from tests.doubles import Dice, dice_spec, example_episode, play
 from tests.runs import config
 
@@ -88,7 +91,7 @@ def test_score_groups_passes_groups_without_group_rewards():
         ("nan", "ValueError: reward Broken.judge returned nan"),
     ],
 )
-def test_failing_group_reward_stores_its_reason(way, reason):
+def test_failing_group_reward_stores_its_reason(way, reason, caplog):
     release = threading.Event()
 
     class Broken(Dice):
@@ -109,6 +112,12 @@ def test_failing_group_reward_stores_its_reason(way, reason):
 
     group = example_group(DONE, DONE, cls=Broken, budget=Budget(score_seconds=0.05))
     release.set()
+    assert f"group reward Broken.judge failed: {reason}" in caplog.text
+    (counted,) = failure_lines(group.episodes)
+    assert counted.startswith(f"2 not scored: group reward judge: {reason}")
+    with (console := Console(width=200)).capture() as printed:
+        print_episode(group.episodes[0], console)
+    assert reason in printed.get()
     for episode, value in zip(group.episodes, (1.0, 0.0), strict=True):
         judge, other = episode.rewards[3:]
         assert (judge.value, other) == (None, Reward("other", value, 1.0, "group"))
@@ -168,6 +177,23 @@ class RankedCalculator(spec("calculator-v0").cls):  # type: ignore[misc]
     def short(self, group: EpisodeGroup) -> list[float]:
         lengths = [len(e.final_text) for e in group.episodes]
         return [float(n == min(lengths)) for n in lengths]
+
+
+@register("unranked-calculator-v0", tasks=spec("calculator-v0").tasks.get, splits=("train", "eval"))
+class UnrankedCalculator(spec("calculator-v0").cls):  # type: ignore[misc]
+    """Calculator, whose group reward always fails."""
+
+    @ar.group_reward
+    def short(self, group: EpisodeGroup) -> list[float]:
+        raise KeyError("lengths")
+
+
+def test_rollout_command_says_that_a_group_reward_failed(tmp_path: Path, capsys):
+    settings = ["env=unranked-calculator-v0", "policy=oracle", "n=1", "samples=2", "split=train"]
+    assert main(["rollout", *settings, f"out={tmp_path}/e.jsonl"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 not scored: group reward short: KeyError: 'lengths'" in printed
+    assert "The oracle solves all" not in printed
 
 
 def test_run_scores_groups_and_evaluate_does_not():

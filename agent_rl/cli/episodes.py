@@ -106,7 +106,8 @@ def _report(ran: RolloutResult, took: float) -> None:
         print(f"{env}: success {found.success}, reward {found.reward:.3f}, {found.failed} failed")
     for env, of_env in floors.items():
         print(f"{env}: {of_env}" if len(floors) > 1 else of_env)
-    print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
+    if failures := failure_lines(episodes):
+        print("\n".join(failures))
     if result.failed:
         print(f"Run them again: {command('rollout', f'resume={ran.file}', 'retry_failed=true')}")
     rows = {env: of_env.table() for env, of_env in floors.items()}
@@ -117,7 +118,7 @@ def _report(ran: RolloutResult, took: float) -> None:
     print(f"{len(episodes)} episodes in {ran.file}; read one: {view}")
     envs = dict.fromkeys(episode.env for episode in episodes)
     can_train = all(TRAIN in spec(env).tasks.splits for env in envs) and not settings.env_args
-    if settings.policy.name == "oracle" and can_train and all(e.success for e in episodes):
+    if settings.policy.name == "oracle" and can_train and all(e.success and e.reward is not None for e in episodes):
         print(f"The oracle solves all of them; train on them: {_training(settings)}")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import logging
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -23,6 +24,8 @@ from agent_rl.policy.base import AnyPolicy
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.job import Job
 from agent_rl.rollout.pool import run_jobs, stream_jobs
+
+_log = logging.getLogger(__name__)
 
 Scored: TypeAlias = tuple[Reward, Judgement | None]
 
@@ -78,7 +81,7 @@ async def score_groups(
     """Add to each episode what the environment's `@group_reward` methods say of it.
 
     Each group gets an instance of the environment that is not reset, and closed afterwards. Failed episodes are passed
-    over. A method that raises, or is not done in time, leaves its component unscored, with the reason.
+    over. A method that raises, or is not done in time, leaves its component unscored, with the reason, which is logged.
 
     Args:
         groups: finished; baselines are not scored.
@@ -98,7 +101,10 @@ async def _score(group: EpisodeGroup, spec: EnvSpec, budget: Budget) -> EpisodeG
     try:
         env = spec.make(**finished.episodes[0].env_args)
     except Exception as error:  # of the user's own constructor
-        columns = [_unscored(component, finished, f"{type(error).__name__}: {error}") for component in components]
+        reason = f"{type(error).__name__}: {error}"
+        columns = [
+            _unscored(component, finished, f"{spec.id}.{component.attribute}", reason) for component in components
+        ]
     else:
         try:
             columns = await asyncio.gather(*(_component(env, c, finished, budget.score_seconds) for c in components))
@@ -130,10 +136,11 @@ async def _component(env: Env, component: RewardComponent, group: EpisodeGroup, 
     except Exception as error:  # of the user's own method, or a service that it asks
         late = isinstance(error, TimeoutError) and clock.expired()
         reason = f"{where} took more than {seconds:g} s" if late else f"{type(error).__name__}: {error}"
-        return _unscored(component, group, reason)
+        return _unscored(component, group, where, reason)
 
 
-def _unscored(component: RewardComponent, group: EpisodeGroup, reason: str) -> list[Scored]:
+def _unscored(component: RewardComponent, group: EpisodeGroup, where: str, reason: str) -> list[Scored]:
+    _log.warning("group %s: group reward %s failed: %.300s", group.id, where, reason)
     return [(Reward(component.name, None, component.weight, "group", error=reason), None) for _ in group.episodes]
 
 

@@ -14,7 +14,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.core.episode import Episode, Outcome
+from agent_rl.core.episode import Episode, Outcome, Reward
 from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.core.turns import Turn, turns
 from agent_rl.rollout.usage import total_usage
@@ -134,13 +134,27 @@ def short_id(episode_id: str) -> str:
 
 
 def failure_lines(episodes: Iterable[Episode], most: int = 5) -> list[str]:
-    """Return why episodes failed, counted: a line for each of the `most` frequent reasons, and one for the others."""
-    counted = Counter(
-        f"{e.ending}: {e.error.type}: {' '.join(clean(e.error.message).split())}" for e in episodes if e.error
-    )
-    lines = [f"{count} failed: {reason}" for reason, count in counted.most_common(most)]
+    """Return why episodes failed or are not scored, counted: the `most` frequent reasons, and a line for the others."""
+    counted = Counter(found for episode in episodes if (found := _failure(episode)))
+    lines = [f"{count} {what}: {reason}" for (what, reason), count in counted.most_common(most)]
     others = counted.total() - sum(count for _, count in counted.most_common(most))
-    return [*lines, f"{others} failed for other reasons"] if others else lines
+    return [*lines, f"{others} failed or are not scored for other reasons"] if others else lines
+
+
+def _failure(episode: Episode) -> tuple[str, str] | None:
+    """Return what became of an episode, and why; None if it was scored."""
+    if episode.error is not None:
+        return "failed", f"{episode.ending}: {episode.error.type}: {_in_a_line(episode.error.message)}"
+    broken = (r for r in episode.rewards if r.value is None and r.weight and r.error is not None)
+    return next((("not scored", f"{_kind(r)} {clean(r.name)}: {_in_a_line(r.error or '')}") for r in broken), None)
+
+
+def _kind(reward: Reward) -> str:
+    return "group reward" if reward.source == "group" else "reward"
+
+
+def _in_a_line(text: str) -> str:
+    return " ".join(clean(text).split())
 
 
 def folded_clean(text: str) -> str:
@@ -184,12 +198,14 @@ def reward_text(episode: Episode | Head) -> Text:
 
 def _reward_table(episode: Episode) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("reward", "value", "weight", "turn", "source"):
+    is_broken = any(reward.error is not None for reward in episode.rewards)
+    for title in ("reward", "value", "weight", "turn", "source", *(["error"] if is_broken else [])):
         table.add_column(title, justify="right" if title in ("value", "weight", "turn") else "left")
     for reward in episode.rewards:
         value = "not scored" if reward.value is None else f"{reward.value:.4g}"
         numbers = (value, f"{reward.weight:g}", "all" if reward.turn is None else str(reward.turn))
-        table.add_row(Text(clean(reward.name)), *numbers, Text(clean(reward.source)))
+        error = [Text(_in_a_line(reward.error or ""), style="red")] if is_broken else []
+        table.add_row(Text(clean(reward.name)), *numbers, Text(clean(reward.source)), *error)
     return table
 
 
