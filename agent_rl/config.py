@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -27,7 +28,9 @@ M = TypeVar("M", bound=BaseModel)
 FREE = ("env_args.", "engine_args.", "verl.", "policy.", "retries.", "renderer.options.")
 """Keys below which anything goes: the environment's constructor, vLLM, verl, the policy's factory, the names of
 endings, a chat template's variables."""
-_NUMBER, _WORD = re.compile(r"-?(0|[1-9]\d*)", re.ASCII), re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
+_NUMBER, _WORD = re.compile(r"-?(0|[1-9]\d*)", re.ASCII), re.compile(r"[^\W\d_][\w./-]*")
+_GRAMMAR = re.compile(r"""[][{},'"]|\$\{""")
+"""What has a meaning in Hydra's grammar, wherever it is in a value."""
 _CONSTANTS = ("null", "true", "false", "nan", "inf")
 SHORT = 10
 """The fields of a section whose settings a help text lists one by one."""
@@ -144,7 +147,7 @@ def _refuse_mistyped(schema: type[BaseModel], values: Sequence[tuple[str, object
 
 
 def parse_setting(text: str) -> tuple[str, object]:
-    """Return the key and the value of `key=value`, whose value is read as Hydra reads it.
+    """Return the key and the value of `key=value`, whose value is read as Hydra reads it; as text if it is none of it.
 
     Raises:
         ConfigError: if it is not of that form.
@@ -161,13 +164,27 @@ def parse_setting(text: str) -> tuple[str, object]:
     from hydra.core.override_parser.overrides_parser import OverridesParser  # for what is neither; it takes 0.1 s
     from hydra.errors import HydraException
 
+    way_out = f"if it is text, write {shlex.quote(write_setting(key, value))}"
     try:
         parsed = OverridesParser.create().parse_override(f"value={value}")
     except HydraException as error:
-        raise ConfigError(f"{text}: {str(error).splitlines()[0]}; quote what has commas or brackets") from error
+        if not _GRAMMAR.search(value):
+            return key, value
+        raise ConfigError(f"{text}: {str(error).splitlines()[0]}; {way_out}") from error
     if parsed.is_sweep_override():
-        raise ConfigError(f"{text} gives several values: a list is written [a,b]")
+        raise ConfigError(f"{text} gives several values: a list is written [a,b]; {way_out}")
     return key, parsed.value()
+
+
+def write_setting(key: str, text: str) -> str:
+    """Return `key=value` as `parse_setting` reads it, with the value in quotes where it would not be this text."""
+    is_text = not (_GRAMMAR.search(text) or _NUMBER.fullmatch(text) or text.lower() in (*_CONSTANTS, ""))
+    if is_text and text == text.strip() and "\\" not in text:
+        return f"{key}={text}"
+    mark = '"' if "'" in text else "'"
+    # a backslash means itself, but before a quote
+    inner = re.sub(rf"(\\*)({mark}|$)", lambda m: m[1] * 2 + (f"\\{mark}" if m[2] else ""), text)
+    return f"{key}={mark}{inner}{mark}"
 
 
 def choices(group: str) -> list[str]:

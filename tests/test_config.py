@@ -1,5 +1,6 @@
 """agent_rl.config: presets, settings, and errors."""
 
+import shlex
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +8,7 @@ from pydantic import ValidationError
 
 from agent_rl.backends.embedded.config import EmbeddedEvalConfig, EmbeddedRolloutConfig, TrainConfig
 from agent_rl.backends.verl.config.settings import VerlConfig
-from agent_rl.config import ELSEWHERE, Section, choices, load_config, setting_names
+from agent_rl.config import ELSEWHERE, Section, choices, load_config, parse_setting, setting_names, write_setting
 from agent_rl.errors import ConfigError
 from agent_rl.policy import PolicyConfig
 from agent_rl.runs.config import RunConfig
@@ -124,3 +125,25 @@ def test_eval_temperature_is_that_of_rollout_unless_it_is_set() -> None:
     assert EmbeddedEvalConfig(temperature=1.0).sampled(rollout) == 1.0
     with pytest.raises(ValidationError, match="temperature"):
         EmbeddedEvalConfig(temperature=0)  # that is the greedy evaluation
+
+
+PLAIN = ["out=été.jsonl", "runs_dir=/tmp/日本", "policy=/home/josé/ck", "out=my file (1).jsonl", "out=/a b/c!.jsonl"]
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_setting_takes_text_of_any_language_literally(text: str) -> None:
+    assert parse_setting(text) == tuple(text.split("="))
+
+
+@pytest.mark.parametrize(
+    "text", ["it's", "a,b]", '"', "${", 'it\'s "x"', "a\\", "\\'", "12", "null", "été (1)", " a", "a\\\\'b"]
+)
+def test_written_setting_is_read_as_the_same_text(text: str) -> None:
+    assert parse_setting(write_setting("out", text)) == ("out", text)
+
+
+def test_refused_setting_is_answered_with_the_way_out() -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_setting("policy.text=it's")
+    (word,) = shlex.split(str(refused.value).split("write ")[1])
+    assert parse_setting(word) == ("policy.text", "it's")

@@ -11,7 +11,7 @@ from rich.console import Console
 from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.cli.status import print_status
-from agent_rl.config import list_settings, load_config
+from agent_rl.config import list_settings, load_config, write_setting
 from agent_rl.core.display import from_here
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
@@ -109,7 +109,7 @@ def _report(ran: RolloutResult, took: float) -> None:
     if failures := failure_lines(episodes):
         print("\n".join(failures))
     if result.failed:
-        print(f"Run them again: {command('rollout', f'resume={ran.file}', 'retry_failed=true')}")
+        print(f"Run them again: {command('rollout', write_setting('resume', str(ran.file)), 'retry_failed=true')}")
     rows = {env: of_env.table() for env, of_env in floors.items()}
     shown = rows if len(rows) > 1 else next(iter(rows.values()), {})
     table = result_table(result, by=settings.by, **prices) | ({"floors": shown} if shown else {})
@@ -127,5 +127,5 @@ def _training(settings: RolloutSettings) -> str:
     files = [Path(from_here(file)) for file in settings.imports]
     for own in (file.with_name(SETTINGS) for file in files):
         if own.exists() and read_settings(own).get("env") == settings.env:
-            return command("train", f"config={own}")
+            return command("train", write_setting("config", str(own)))
     return command("train", env_word(settings), imports=files)

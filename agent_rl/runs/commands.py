@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from agent_rl.config import write_setting
 from agent_rl.core.display import from_here
 from agent_rl.gym.mixture import EnvironmentSettings, members_of
 from agent_rl.gym.registry import BUILTIN, EnvSpec
@@ -22,7 +23,9 @@ def resume_command(config: RunConfig, env: EnvSpec, folder: Path) -> str:
     """Return how to continue a run, whose folder holds its imports."""
     if _is_of_this_session(config, env):
         return f"ar.train(resume={str(folder)!r})"
-    return command("train", f"resume={from_here(folder)}", imports=() if config.imports else _imports(config, env))
+    return command(
+        "train", write_setting("resume", from_here(folder)), imports=() if config.imports else _imports(config, env)
+    )
 
 
 def rollout_command(config: RunConfig, env: EnvSpec, policy: Path) -> str:
@@ -30,7 +33,7 @@ def rollout_command(config: RunConfig, env: EnvSpec, policy: Path) -> str:
     if _is_of_this_session(config, env):
         return f"ar.run({env.id!r}, {str(policy)!r}, split={config.eval.split!r})"
     args = (f"env_args.{name}={json.dumps(value)}" for name, value in config.env_args.items())
-    words = (env_word(config), f"split={config.eval.split}", *args, f"policy={from_here(policy)}")
+    words = (env_word(config), f"split={config.eval.split}", *args, write_setting("policy", from_here(policy)))
     return command("rollout", *words, imports=_imports(config, env))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pydantic import Field, model_validator
 from rich.markup import escape
 
-from agent_rl.config import check_config
+from agent_rl.config import check_config, write_setting
 from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
@@ -167,7 +167,7 @@ class _Rollout:
         left = [job for job in self.jobs if _key(job) not in episodes]
         stop = Stop(self.progress.say, "Stopping; Ctrl-C again does not wait for what is under way.")
         again = ["retry_failed=true"] if retry_failed else []
-        stop.hint = f"continue with: {command('rollout', f'resume={self.file}', *again)}"
+        stop.hint = f"continue with: {command('rollout', write_setting('resume', str(self.file)), *again)}"
         try:
             with EpisodeWriter(self.file) as writer, stop.on_signals(), watching(status_of(self.file)):
                 asyncio.run(self._store(left, episodes, writer, stop))
@@ -208,7 +208,7 @@ def _require_place(file: Path) -> None:
     if stored := len(episode_ids(file)):
         raise ConfigError(
             f"{file} has {stored} episodes already: name another file, or continue it: "
-            f"{command('rollout', f'resume={file}')}"
+            f"{command('rollout', write_setting('resume', str(file)))}"
         )
     if (beside := _settings_of(file)).exists():
         try:

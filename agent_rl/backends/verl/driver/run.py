@@ -25,6 +25,7 @@ from agent_rl.backends.verl.driver.watchdog import (
     stop_with,
     watched_processes,
 )
+from agent_rl.config import write_setting
 from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
@@ -174,7 +175,8 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
         run_ppo(composed, task_runner_class=ray.remote(Runner))
     except RayError as error:  # its traceback is the driver's: what says more comes first
         if (fault := read_fault(folder)) is not None:
-            how = f"Continue from the last checkpoint with: {command('train', 'backend=verl', f'resume={folder}')}"
+            resumed = command("train", "backend=verl", write_setting("resume", str(folder)))
+            how = f"Continue from the last checkpoint with: {resumed}"
             raise InfrastructureError(f"{fault}. {how}") from None
         if isinstance(cause := getattr(error, "cause", None), AgentRLError):
             raise cause from None
