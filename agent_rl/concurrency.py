@@ -75,14 +75,22 @@ async def run_together(starts: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         return [await starts[0]()]
 
     async def run(start: Callable[[], Awaitable[T]]) -> T:
-        return await start()
+        try:
+            return await start()
+        except SystemExit as error:  # of a task it would end the event loop: it is for the caller
+            raise _ExitedError from error
 
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run(start)) for start in starts]
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        first = failures.exceptions[0]
+        raise (first.__cause__ or first if isinstance(first, _ExitedError) else first) from None
     return [task.result() for task in tasks]
+
+
+class _ExitedError(Exception):
+    """A task called `sys.exit()`, which is its cause."""
 
 
 class WorkerCall(Generic[T]):

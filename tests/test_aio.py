@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from agent_rl.concurrency import LoopThread, to_the_end
+from agent_rl.concurrency import LoopThread, run_together, to_the_end
 
 
 async def where() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
@@ -74,6 +74,18 @@ def test_work_to_the_end_hands_an_exit_to_its_caller() -> None:
     async def main() -> str:
         with pytest.raises(SystemExit):
             await to_the_end(leave())
+        return "the loop runs"
+
+    assert asyncio.run(main()) == "the loop runs"
+
+
+def test_run_together_hands_an_exit_to_its_caller() -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async def main() -> str:
+        with pytest.raises(SystemExit):
+            await run_together([leave, leave])
         return "the loop runs"
 
     assert asyncio.run(main()) == "the loop runs"

@@ -28,7 +28,7 @@ class Breaking(ar.ToolEnv):
     """The third of the instances raises at a stage; the instances after the last are for group rewards."""
 
     stage = ""
-    raises: Exception = KeyError("broken")
+    raises: BaseException = KeyError("broken")
     made = 0
     late: tuple[int, ...] = (3,)
 
@@ -81,7 +81,7 @@ def unbroken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Breaking, "made", 0)
 
 
-def breaking(monkeypatch: pytest.MonkeyPatch, stage: str, error: Exception, *late: int) -> None:
+def breaking(monkeypatch: pytest.MonkeyPatch, stage: str, error: BaseException, *late: int) -> None:
     monkeypatch.setattr(Breaking, "stage", stage)
     monkeypatch.setattr(Breaking, "raises", error)
     monkeypatch.setattr(Breaking, "late", late or (3,))
@@ -164,16 +164,21 @@ def test_truncated_episodes_are_trained_on_masked_or_excluded(what: str) -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*close.. failed")
+@pytest.mark.parametrize("error", [KeyError("broken"), SystemExit("broken")], ids=["error", "exit"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_group_keeps_seven_of_eight_when_one_breaks(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    breaking(monkeypatch, stage, PolicyError("broken") if stage == "tool" else KeyError("broken"))
+def test_group_keeps_seven_of_eight_when_one_breaks(
+    monkeypatch: pytest.MonkeyPatch, stage: str, error: BaseException
+) -> None:
+    breaking(monkeypatch, stage, PolicyError("broken") if stage == "tool" else error)
     jobs = group_jobs(ar.spec("ending/breaking-v0"), {"index": 0}, 8, 0)
     (group,) = asyncio.run(run_groups(jobs, ar.oracle(), concurrency=1))
     endings = Counter(episode.ending for episode in group.episodes)
     broken = {"make": "env_crash", "reset": "env_crash", "step": "env_crash", "tool": "policy_error"}
     broken |= {"score": "judge_failed"}
     if stage == "group":
-        assert endings == {"judge_failed": 8} and all("KeyError" in str(e.rewards[-1].error) for e in group.episodes)
+        assert endings == {"judge_failed": 8} and all(
+            type(error).__name__ in str(e.rewards[-1].error) for e in group.episodes
+        )
     else:
         assert endings == ({"ok": 7, broken[stage]: 1} if stage in broken else {"ok": 8})
         assert sum(episode.reward is not None for episode in group.episodes) == (7 if stage in broken else 8)

@@ -99,7 +99,7 @@ class EpisodeRun:
         try:
             episode = self.ended_by(await self.run_within_budget())
             return await self.score(episode) if scored else episode
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # sys.exit() must not end the others
             if _from_outside(error):
                 raise
             if self.env is not None and self.env.sandbox_loss is not None:
@@ -353,7 +353,7 @@ class EpisodeRun:
                     await close_env(holder, self.budget.close_seconds)
                 elif holder is not None:
                     holder.close()
-            except (Exception, asyncio.CancelledError) as error:
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
                 if _from_outside(error):
                     raise
                 problems.append(f"{type(error).__name__}: {error}")

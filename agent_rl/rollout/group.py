@@ -100,7 +100,7 @@ async def _score(group: EpisodeGroup, spec: EnvSpec, budget: Budget) -> EpisodeG
     components = spec.cls.group_reward_components
     try:
         env = spec.make(**finished.episodes[0].env_args)
-    except Exception as error:  # of the user's own constructor
+    except (Exception, SystemExit) as error:  # of the user's own constructor
         reason = f"{type(error).__name__}: {error}"
         columns = [
             _unscored(component, finished, f"{spec.id}.{component.attribute}", reason) for component in components
@@ -111,7 +111,7 @@ async def _score(group: EpisodeGroup, spec: EnvSpec, budget: Budget) -> EpisodeG
         finally:
             try:
                 await close_env(env, budget.close_seconds)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 problem = f"{spec.id}: close() failed: {type(error).__name__}: {error}"
                 warnings.warn(problem, RuntimeWarning, stacklevel=2)
     earned = dict(zip((e.id for e in finished.episodes), zip(*columns, strict=True), strict=True))
@@ -133,7 +133,7 @@ async def _component(env: Env, component: RewardComponent, group: EpisodeGroup, 
         async with asyncio.timeout(seconds) as clock:
             found = await call(functools.partial(method, group), thread=None if component.is_async else where)
         return _scored(component, found, len(group.episodes), where)
-    except Exception as error:  # of the user's own method, or a service that it asks
+    except (Exception, SystemExit) as error:  # of the user's own method, or a service that it asks
         late = isinstance(error, TimeoutError) and clock.expired()
         reason = f"{where} took more than {seconds:g} s" if late else f"{type(error).__name__}: {error}"
         return _unscored(component, group, where, reason)
