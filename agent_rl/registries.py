@@ -45,6 +45,8 @@ class Registry(Generic[T]):
         Raises:
             NameCollisionError: if another function or class has the name.
         """
+        if name not in self._parts and (module := self._builtin.get(name)) and module not in sys.modules:
+            importlib.import_module(module)  # else the order of imports would decide whose name it is
         new = where_of(owner)
         old = self._parts[name][1] if name in self._parts else None
         if old is not None and old.endswith(_SESSION) and new.endswith(_SESSION):

@@ -109,7 +109,13 @@ def test_project_passes_its_own_tests(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("json", "a module already"), ("My.Env", "can't be an environment's name"), ("has", "has files")]
+    ("name", "why"),
+    [
+        ("json", "a module already"),
+        ("My.Env", "can't be an environment's name"),
+        ("search", "choose another name, such as my-search"),
+        ("has", "has files"),
+    ],
 )
 def test_init_refuses_a_name_that_fails_later(call: Call, tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "has").mkdir()

@@ -136,6 +136,16 @@ def test_make_passes_constructor_errors():
 # Collisions and files
 
 
+def test_built_in_name_is_taken_before_its_module_is_imported(monkeypatch, tmp_path):
+    (tmp_path / "built_in_parts.py").write_text("import parts_of_test\nparts_of_test.parts.add('a', 1, print)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = Registry[int]("part", builtin={"a": "built_in_parts"})
+    monkeypatch.setitem(sys.modules, "parts_of_test", types.SimpleNamespace(parts=parts))
+    with pytest.raises(NameCollisionError, match=r"part 'a' is registered twice: by print in builtins, and by Shop in"):
+        parts.add("a", 2, Shop)
+    assert parts["a"] == 1
+
+
 def test_register_names_both_colliding_classes(tmp_path):
     register("shop-v0")(Shop)
     with pytest.raises(NameCollisionError, match=r"Shop in .*test_registry\.py, and by Sized in .*test_registry\.py"):

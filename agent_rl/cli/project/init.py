@@ -31,6 +31,10 @@ def init(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"'{name}' is a module already, so that 'import {module}' would be another: choose another name"
         )
+    from agent_rl.gym.registry import BUILTIN  # not above: what Python's own modules refuse shows before
+
+    if f"{name}-v0" in BUILTIN:
+        raise ConfigError(f"'{name}-v0' is a built-in environment: choose another name, such as my-{name}")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"'{folder}' has files already: name a new folder")
     shown = shlex.quote(str(folder))
