@@ -173,7 +173,10 @@ def test_mixture_of_one_environment_plays_its_own_order() -> None:
     [
         ({"env": []}, "env"),
         ({"env": [{"env": "calculator-v0", "weight": 0}]}, "weight"),
-        ({"env": [{"env": "calculator-v0", "wieght": 1}]}, "wieght"),
+        ({"env": [{"env": "calculator-v0", "wieght": 1}]}, r"^no key 'wieght' in env\[0\]. Did you mean 'weight'\?$"),
+        ({"env": ["a-v0", {"env": "b-v0", "weight": "a"}]}, r"^env\[1\].weight='a': input should be a valid number"),
+        ({"env": [{"weight": 3}]}, r"^env\[0\].env: field required$"),
+        ({"env": [{"env": "b-v0", "tasks": {"limt": 1}}]}, r"^no key 'limt' in env\[0\].tasks. Did you mean 'limit'"),
         ({"env": ["calculator-v0"], "env_args": {"a": 1}}, "env_args is for one environment"),
         ({"env": ["calculator-v0"], "tasks": {"limit": 3}}, "tasks is for one environment"),
         ({"env": ["calculater-v0"]}, "calculator-v0"),
