@@ -147,3 +147,11 @@ def test_refused_setting_is_answered_with_the_way_out() -> None:
         parse_setting("policy.text=it's")
     (word,) = shlex.split(str(refused.value).split("write ")[1])
     assert parse_setting(word) == ("policy.text", "it's")
+
+
+@pytest.mark.parametrize(
+    "setting", ["seed=99999999999999999999999", "optimizer.lr=inf", "rollout.temperature=inf", "eval.temperature=nan"]
+)
+def test_load_config_refuses_numbers_that_nothing_can_use(setting: str) -> None:
+    with pytest.raises(ConfigError, match=setting.partition("=")[0]):
+        load(setting)

@@ -205,3 +205,15 @@ def seen_on_a_terminal(command: Sequence[str], **variables: str) -> str:
 def test_view_pages_on_a_terminal(file: Path) -> None:
     seen = seen_on_a_terminal([*AGENT_RL, "view", str(file)], PAGER="sed s/^/paged:/", COLUMNS="80")
     assert "paged:" in seen and "eval-00004-sampled-0000" in seen
+
+
+def test_view_refuses_a_folder_for_its_page(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(file), "--html", "."]) == 1
+    assert "name a file for the page, such as page.html" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["view", "run", "--serve"], ["serve", "calculator-v0"]])
+def test_port_argument_is_bounded(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "--port", "99999"])
+    assert "99999 is no port: there are 0 to 65535" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tui", action="store_true", help=tui)
     parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else, for any browser")
     parser.add_argument("--serve", action="store_true", help="serve this page, which follows a run under way")
-    parser.add_argument("--port", type=int, default=8080, help="of --serve; 8080 by default, 0 for any that is free")
+    parser.add_argument("--port", type=_port, default=8080, help="of --serve; 8080 by default, 0 for any that is free")
     host = "of --serve; 127.0.0.1 by default; for any other, AGENT_RL_SERVER_TOKEN has to be set"
     parser.add_argument("--host", default="127.0.0.1", help=host)
     parser.add_argument("--open", action="store_true", help="with --serve or --html: open the page in a browser")
@@ -77,6 +77,12 @@ def _count(text: str) -> int:
     if (count := int(text)) < 0:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
     return count
+
+
+def _port(text: str) -> int:
+    if not 0 <= (port := int(text)) < 2**16:
+        raise argparse.ArgumentTypeError(f"{text} is no port: there are 0 to 65535")
+    return port
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +129,7 @@ def add_serving(parser: argparse.ArgumentParser, *, what: str, capacity: int) ->
     """Add the arguments of every server; `what` is what takes a place."""
     host = "127.0.0.1 by default; for any other, AGENT_RL_SERVER_TOKEN has to be set, to what clients have to know"
     parser.add_argument("--host", default="127.0.0.1", help=host)
-    parser.add_argument("--port", type=int, default=8000, help="8000 by default; 0 for any that is free")
+    parser.add_argument("--port", type=_port, default=8000, help="8000 by default; 0 for any that is free")
     places = f"{what} at a time; {capacity} by default"
     parser.add_argument("--capacity", type=int, default=capacity, metavar="N", help=places)
     idle = f"{what} are closed that wait for their client so long; 3600 by default"

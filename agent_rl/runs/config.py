@@ -50,7 +50,7 @@ class RolloutConfig(Section):
     """Tasks per step."""
     samples: int = Field(8, ge=1)
     """Episodes per task."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Nothing else changes the distribution, so that its log-probabilities are exact."""
     max_tokens: int | None = Field(None, ge=1)
     """Of one reply; null leaves it to the model."""
@@ -77,7 +77,7 @@ class RunConfig(EnvironmentSettings):
     """Files that register environments and parts of algorithms; `--import FILE` adds one."""
     split: str = TRAIN
     """The tasks to train on."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Of all random numbers."""
     name: str | None = None
     """Of the run's folder; null for the environment's id."""

@@ -59,8 +59,8 @@ class RolloutSettings(EnvironmentSettings):
     """Tasks, the first of the split; of a mixture in all, divided by the weights."""
     samples: int = Field(1, ge=1)
     """Episodes per task."""
-    seed: int = Field(0, ge=0)
-    temperature: float = Field(1.0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Of a model; 0 is greedy."""
     max_tokens: int | None = Field(None, ge=1)
     """Of one reply; null for what a checkpoint says (`generation_config.json`), otherwise 1024."""

@@ -104,9 +104,9 @@ class EmbeddedEvalConfig(EvalConfig):
     """Distinct tasks of `dev_split`."""
     keep_best: bool = True
     """Whether the weights that did best on those tasks, the latest of equals, are kept beside the last ones."""
-    temperature: float | None = Field(None, gt=0)
+    temperature: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Of the sampled evaluations; null for `rollout.temperature`."""
-    low_temperature: float = Field(0.2, gt=0)
+    low_temperature: float = Field(0.2, gt=0, allow_inf_nan=False)
     """A second temperature to evaluate at, to tell pruned noise from a new skill."""
 
     def sampled(self, rollout: EmbeddedRolloutConfig) -> float:

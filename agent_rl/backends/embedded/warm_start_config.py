@@ -13,9 +13,9 @@ from agent_rl.config import Section
 class WarmStartOptimizerConfig(OptimizerConfig):
     """Learning rates of the warm start."""
 
-    lr: float = Field(6e-3, gt=0)
+    lr: float = Field(6e-3, gt=0, allow_inf_nan=False)
     """AdamW's; 5e-5 with `start_from`, about ten times that for LoRA."""
-    muon_lr: float = Field(0.05, ge=0)
+    muon_lr: float = Field(0.05, ge=0, allow_inf_nan=False)
     """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW, as with `start_from`."""
     warmup_steps: int = Field(10, ge=0)
     decay_from: float = Field(0.7, ge=0, le=1)

@@ -93,7 +93,7 @@ def save_page(
         offset: how many of those that fit to leave out before.
 
     Raises:
-        ConfigError: if no episode fits, or a condition has no meaning.
+        ConfigError: if no episode fits, a condition has no meaning, or `out` is a folder.
         StoreError: if there is no such file.
         DamagedEpisodeError: if a line can't be read.
     """
@@ -101,6 +101,8 @@ def save_page(
     if not chosen.places:
         raise ConfigError(f"{path}: none of its {chosen.total:,} episodes {'fits' if chosen.total else 'yet'}")
     out = Path(out)
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder: name a file for the page, such as {out / 'page.html'}")
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.part")
     try:

@@ -32,7 +32,7 @@ class VerlRolloutConfig(RolloutConfig):
 class VerlEvalConfig(EvalConfig):
     """Which tasks are held out, and how often they are evaluated on."""
 
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
 
 
 class VerlConfig(RunConfig):
@@ -43,7 +43,7 @@ class VerlConfig(RunConfig):
     steps: int = Field(100, ge=1)
     lora: LoraConfig | None = None
     """Train adapters in place of the model's weights, such as `lora.rank=16`, by verl's own keys."""
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(1e-6, gt=0, allow_inf_nan=False)
     """The policy's learning rate."""
     rollout: VerlRolloutConfig = VerlRolloutConfig()
     eval: VerlEvalConfig = VerlEvalConfig()
