@@ -1,5 +1,6 @@
 """Training on an environment that has no demonstrations."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import agent_rl as ar
 from agent_rl.backends.embedded.check import check_run, require_demonstrations
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import start_run
-from agent_rl.backends.embedded.warm_start import stored_demonstrations
+from agent_rl.backends.embedded.warm_start import demonstrate, stored_demonstrations
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.config import load_config
 from agent_rl.runs.metrics import read_metrics
@@ -128,3 +129,20 @@ def test_pretrained_models_clone_if_asked(bare: str, folder: Path, tmp_path: Pat
     assert "12 of 16 demonstrations exceed the context" in (run / "warnings.txt").read_text()
     losses = read_metrics(run / "metrics.jsonl").series("loss")
     assert losses[-1][1] < losses[0][1]
+
+
+def test_failed_demonstration_is_named_with_its_place_and_task(bare: str) -> None:
+    class Broken(Bare):
+        def demonstrate(self, rng: np.random.Generator) -> Iterator[str]:
+            yield "1"
+
+        def step(self, action: ar.Message) -> ar.Step:
+            raise KeyError("\x1b[31mno lamp")
+
+    ar.register("broken-shop-v0", tasks={"train": [{"item": "lamp"}]})(Broken)
+    with pytest.raises(ar.ConfigError) as refused:
+        demonstrate(ar.spec("broken-shop-v0"), 1, split="train", seed=0)
+    said = str(refused.value)
+    assert "a demonstration of broken-shop-v0 failed in step: KeyError" in said and 'task is {"item": "lamp"}' in said
+    assert said.endswith("test_demonstrations.py broken-shop-v0") and "agent-rl check --import " in said
+    assert "\x1b" not in said

@@ -9,6 +9,7 @@ low, with some copying mixed in.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -26,13 +27,13 @@ from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.warm_checkpoint import WarmCheckpoint
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
-from agent_rl.core.episode import Episode, Origin
+from agent_rl.core.episode import Episode, Failure, Origin
 from agent_rl.core.messages import JSON
 from agent_rl.core.trajectory import Trajectory
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.mixture import assign, members_of
-from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.registry import BUILTIN, EnvSpec
 from agent_rl.gym.tasks import episode_seed, task_key
 from agent_rl.moe.balance import balance_loss
 from agent_rl.moe.routes import routed
@@ -40,8 +41,10 @@ from agent_rl.policy.scripted import Scripted, demonstrator
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout.job import Job
 from agent_rl.rollout.pool import run_jobs
+from agent_rl.runs.commands import command
 from agent_rl.seeds import Stream, rng
 from agent_rl.store.episodes import read_episodes
+from agent_rl.view.conversation import clean
 
 _log = logging.getLogger(__name__)
 
@@ -67,10 +70,18 @@ def demonstrate(
         for i, (spec, args, task) in enumerate(assigned)
     ]
     episodes = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
-    broken = next((e for e in episodes if e.error is not None), None)
-    if broken is not None and broken.error is not None:
-        raise ConfigError(f"a demonstration of {broken.env} failed: {broken.error.type}: {broken.error.message}")
+    for job, episode in zip(jobs, episodes, strict=True):
+        if episode.error is not None:
+            raise ConfigError(_what_broke(job.spec, episode, episode.error))
     return episodes
+
+
+def _what_broke(env: EnvSpec, episode: Episode, error: Failure) -> str:
+    """Return what a demonstration failed with, where and on which task, and how to look for more such."""
+    task = json.dumps(episode.task, ensure_ascii=False, default=str)
+    look = command("check", env.id, imports=[env.file] if env.file is not None and env.id not in BUILTIN else [])
+    said = f"failed in {error.where}: {error.type}: {error.message[:500]}"
+    return f"a demonstration of {env.id} {clean(said)}; its task is {clean(task[:300])}; look for more with: {look}"
 
 
 def stored_demonstrations(
