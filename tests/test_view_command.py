@@ -217,3 +217,9 @@ def test_port_argument_is_bounded(command: list[str], capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main([*command, "--port", "99999"])
     assert "99999 is no port: there are 0 to 65535" in capsys.readouterr().err
+
+
+def test_view_refuses_a_turn_behind_the_last(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(file), "train-00000", "--turn", "1"]) == 0
+    assert main(["view", str(file), "train-00000", "--turn", "99"]) == 1
+    assert "there is no turn 99: the last of this episode is 1, the first 0" in capsys.readouterr().err

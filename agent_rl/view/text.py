@@ -17,6 +17,7 @@ from rich.text import Text
 from agent_rl.core.episode import Episode, Outcome, Reward
 from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.core.turns import Turn, turns
+from agent_rl.errors import ConfigError
 from agent_rl.rollout.usage import total_usage
 from agent_rl.store.heads import Head
 from agent_rl.store.token_records import TokenRecord
@@ -55,8 +56,10 @@ def print_episode(
         first_turn: the turn to begin at, after the opening.
 
     Raises:
-        ConfigError: if there is no such mode, or no record that it needs.
+        ConfigError: if there is no such mode or turn, or no record that it needs.
     """
+    if first_turn and first_turn > (last := max((t.index or 0 for t in turns(episode)), default=0)):
+        raise ConfigError(f"there is no turn {first_turn}: the last of this episode is {last}, the first 0")
     shades = shadings(episode.trajectories, tokens, records) if tokens else []
     show = clean if full else folded_clean
     print_summary(episode, console, show)
