@@ -15,7 +15,7 @@ from agent_rl.core.messages import ToolCall
 from agent_rl.errors import StoreError
 from agent_rl.rollout import Job, run_jobs
 from agent_rl.rollout.episode import runs_under_way
-from agent_rl.rollout.watch import activity_of, look, read_status, watching
+from agent_rl.rollout.watch import activity_of, look, name_hung, read_status, watching
 from agent_rl.runs.folder import status_of
 from agent_rl.view.progress import Progress
 from tests.runs import config
@@ -111,3 +111,33 @@ def test_training_is_watched_until_its_end(tmp_path: Path, capsys: pytest.Captur
         assert main(["train", "--status", str(tmp_path)]) == 0
     assert not watchdogs() and re.fullmatch(NONE_UNDER_WAY, capsys.readouterr().out.strip())
     assert main(["train", "--status", str(tmp_path)]) == 1 and "nothing is under way" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_watchdog_says_how_a_sync_step_holds_up_no_others(blocking: bool, caplog: pytest.LogCaptureFixture) -> None:
+    released = threading.Event()
+
+    class Sync(ar.Env):
+        def reset(self, task, rng):
+            return "go"
+
+        def step(self, action):
+            released.wait(60)
+            return ar.Step(terminated=True)
+
+        def oracle(self):
+            yield "done"
+
+    Sync.blocking = blocking
+    ar.register(f"watch/sync-{blocking}-v0".lower())(Sync)
+    job = Job(ar.spec(f"watch/sync-{blocking}-v0".lower()), {}, 0)
+    playing = threading.Thread(target=lambda: asyncio.run(run_jobs([job], ar.oracle())))
+    playing.start()
+    while not any(run.stage == "step" for run in runs_under_way()):
+        threading.Event().wait(0.001)
+    with caplog.at_level(logging.WARNING, "agent_rl"):
+        name_hung(0.0, {})
+    released.set()
+    playing.join()
+    assert "turn 1: step for 0 s" in caplog.text
+    assert ("set blocking = True in Sync, or make it async" in caplog.text) is not blocking

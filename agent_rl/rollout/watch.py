@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import logging
 import threading
@@ -21,6 +22,8 @@ INTERVAL = 2.0
 """Seconds between two looks."""
 HUNG = 300.0
 """Seconds in one call after which an episode is named in the log, once for each call."""
+ON_LOOP = ("reset", "step", "restore", "snapshot", "state_hash")
+"""The environment's methods that run on the event loop unless it is `blocking`."""
 LISTED = 100
 """The episodes in the status file: those that have been in one call for longest."""
 
@@ -80,7 +83,15 @@ def name_hung(hung: float, named: dict[int, float]) -> None:
         is_long = run.stage != CALLER and time.perf_counter() - run.since >= hung
         if is_long and named.get(id(run)) != run.since:
             named[id(run)] = run.since
-            _log.warning("%s", describe(activity_of(run)))
+            _log.warning("%s%s", describe(activity_of(run)), _way_out(run))
+
+
+def _way_out(run: EpisodeRun) -> str:
+    """Return what helps where the call may hold up the event loop; an empty string elsewhere."""
+    cls, stage = run.job.spec.cls, run.stage
+    if cls.blocking or stage not in ON_LOOP or inspect.iscoroutinefunction(getattr(cls, stage, None)):
+        return ""
+    return f"; it is sync and may hold up all other episodes: set blocking = True in {cls.__name__}, or make it async"
 
 
 def look(status: Path, hung: float, named: dict[int, float]) -> None:
