@@ -195,6 +195,24 @@ def test_mixin_adds_tools_and_rewards():
     assert "hint" in [t.name for t in Both().tools]
 
 
+def test_tool_in_place_of_a_method_is_a_definition_error():
+    with pytest.raises(
+        DefinitionError, match=r'Walk.step is a tool in the place of ToolEnv.step.* @tool\(name="step"\)'
+    ):
+
+        class Walk(Shop):
+            @tool
+            def step(self, direction: str) -> str:
+                return direction
+
+    class Named(Shop):
+        @tool(name="step")
+        def walk(self, direction: str) -> str:
+            return direction
+
+    assert "step" in [t.name for t in Named().tools]
+
+
 def test_duplicate_names_are_a_definition_error():
     with pytest.raises(DefinitionError, match="two tools called 'price'"):
 

@@ -33,7 +33,13 @@ Script: TypeAlias = Generator[str | Message, tuple[Message, ...], None]
 
 def _collect_tools(cls: type[ToolEnv]) -> dict[str, AnyTool]:
     tools: dict[str, AnyTool] = {}
-    for tool in [*(t for _, t in declared_members(cls, _is_tool, "@tool")), *cls.extra_tools]:
+    own = dict(declared_members(cls, _is_tool, "@tool"))
+    if taken := [name for name in own if hasattr(ToolEnv, name)]:
+        raise DefinitionError(
+            f"{cls.__name__}.{taken[0]} is a tool in the place of ToolEnv.{taken[0]}, which it would replace: call the "
+            f'method otherwise, and the tool by @tool(name="{taken[0]}")'
+        )
+    for tool in [*own.values(), *cls.extra_tools]:
         if not isinstance(tool, Tool):
             raise DefinitionError(
                 f"{cls.__name__}.extra_tools holds {tool!r}, which is no tool: decorate it with @tool"
