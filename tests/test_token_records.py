@@ -51,6 +51,17 @@ def test_token_record_writer_forgets_steps_taken_again(tmp_path: Path) -> None:
     assert len(list(read_token_records(tmp_path))) == 5
 
 
+def test_token_records_are_not_missing_where_a_line_is_damaged(tmp_path: Path) -> None:
+    with TokenRecordWriter(tmp_path) as writer:
+        writer.write([record("a", 0), record("b", 0)])
+    assert token_records(tmp_path, "c") == []
+    file = tmp_path / TOKEN_RECORDS
+    file.write_bytes(b"damaged" + file.read_bytes()[7:])
+    assert len(token_records(tmp_path, "b")) == 1
+    with pytest.raises(DamagedEpisodeError, match=f"{TOKEN_RECORDS}, byte 0: "):
+        token_records(tmp_path, "a")
+
+
 def test_damaged_token_records_name_their_line(tmp_path: Path) -> None:
     with TokenRecordWriter(tmp_path) as writer:
         writer.write([record("a", 0), record("b", 0)])

@@ -98,7 +98,10 @@ def token_records(path: str | os.PathLike[str], episode_id: str) -> list[TokenRe
     if not file.exists() or not file.stat().st_size:
         return []
     with file.open("rb") as handle, mmap(handle.fileno(), 0, access=ACCESS_READ) as text:
-        return [_load(file, start, line) for start, line in _lines_of(text, _beginning(episode_id))]
+        found = [_load(file, start, line) for start, line in _lines_of(text, _beginning(episode_id))]
+    if not found:  # a line that can't be told from others may be the episode's
+        _refuse_damaged(file)
+    return found
 
 
 def read_token_records(path: str | os.PathLike[str]) -> Iterator[TokenRecord]:
@@ -110,6 +113,14 @@ def read_token_records(path: str | os.PathLike[str]) -> Iterator[TokenRecord]:
     file, start = _file(path), 0
     for _, line in read_lines(file) if file.exists() else ():
         yield _load(file, start, line)
+        start += len(line)
+
+
+def _refuse_damaged(file: Path) -> None:
+    start = 0
+    for _, line in read_lines(file):
+        if not _STEP.match(line):
+            _load(file, start, line)
         start += len(line)
 
 
