@@ -97,6 +97,7 @@ def test_task_source_names_a_missing_library(
         ("tasks.csv", "a,b\n1,2\n3\n", r"tasks.csv:3: not as many fields as the header has"),
         ("tasks.csv", "a,b\n1,2,3\n", r"tasks.csv:2: not as many fields as the header has"),
         ("tasks.csv", "a,b\n", "is empty"),
+        ("tasks.csv", "a,b,a\n1,2,3\n", "tasks.csv: two columns are called 'a'; rename one"),
         ("tasks.json", "[]", "is empty"),
         ("tasks.json", '{"a": 1}', "tasks.json: a dict, not a list of JSON objects"),
         ("tasks.json", "[1]", "task 0 of split 'train' is 1, not a dict"),

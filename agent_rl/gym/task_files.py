@@ -132,6 +132,9 @@ def _read_csv(file: Path) -> list[Task]:
         reader = csv.DictReader(lines)
         try:
             tasks: list[Task] = []
+            header = reader.fieldnames or ()
+            if twice := [name for at, name in enumerate(header) if name in header[:at]]:
+                raise ConfigError(f"{file}: two columns are called '{twice[0]}'; rename one")
             for row in reader:
                 if None in row or None in row.values():
                     raise ConfigError(f"{file}:{reader.line_num}: not as many fields as the header has")
