@@ -14,6 +14,7 @@ from agent_rl.backends.embedded import stages
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.cli import main
 from agent_rl.gym import registry
+from agent_rl.gym.reward import checked_reward
 from agent_rl.gym.tasks import TaskSource
 from agent_rl.gym.tool import call_tools
 from agent_rl.runs.folder import removed_if_unused
@@ -56,6 +57,8 @@ class Mistaken(ar.Env):
         (lambda: ar.Message("user", None), r"content=None.*give a str"),  # type: ignore[arg-type]
         (lambda: ar.Step(reward="1"), r"Step\(reward='1'\): give a number"),  # type: ignore[arg-type]
         (lambda: ar.Step(reward=float("nan")), r"Step\(reward=nan\): give a finite number"),
+        (lambda: ar.Step(reward=10**400), r"Step\(reward=10{39}\): give a finite number"),
+        (lambda: checked_reward(10**400, "Shop.sold"), r"reward Shop.sold returned 10+; return a finite number"),
         (lambda: TaskSource(lambda index: {}), r"a task function takes \(split, index\)"),  # type: ignore[arg-type, misc]
         (lambda: TaskSource(lambda split, index: 3).get("train", 0), "return a dict"),  # type: ignore[arg-type]
         (lambda: TaskSource({"train": 3}).get("train", 0), "split 'train' is 3: give a file"),  # type: ignore[dict-item]

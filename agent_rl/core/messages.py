@@ -116,8 +116,10 @@ class Step:
             is_finite = math.isfinite(self.reward)
         except TypeError:
             raise TypeError(f"Step(reward={self.reward!r}): give a number") from None
+        except OverflowError:  # an int that no float holds
+            is_finite = False
         if not is_finite:
-            raise ValueError(f"Step(reward={self.reward!r}): give a finite number")
+            raise ValueError(f"Step(reward={self.reward!r:.40}): give a finite number")
 
 
 def own_task(task: Task) -> Task:

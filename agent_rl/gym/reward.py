@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar, overload
+from typing import SupportsFloat, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -158,9 +158,16 @@ def checked_reward(value: object, where: str) -> float | None:
         return None
     if not isinstance(value, _NUMBERS):
         raise TypeError(f"reward {where} returned {value!r}, a {type(value).__name__}; return a number, a bool or None")
-    if not math.isfinite(value):
-        raise ValueError(f'reward {where} returned {value}; return a finite number, or None for "not scored"')
+    if not _is_finite(value):
+        raise ValueError(f'reward {where} returned {value!s:.40}; return a finite number, or None for "not scored"')
     return float(value)
+
+
+def _is_finite(value: SupportsFloat) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False
 
 
 def _marked(method: F, weight: float, name: str | None, *, inline: bool = False, group: bool = False) -> F:
