@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import warnings
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.group_sampling import held_out_tasks
 from agent_rl.cli import main
+from agent_rl.config import parse_setting
 from agent_rl.gym.registry import load_once
 from agent_rl.gym.tasks import RL_START, TaskSource, task_key
 from agent_rl.runs.commands import resume_command, rollout_command
@@ -157,3 +159,11 @@ def test_commands_import_what_registers_the_environment(shop: str, monkeypatch: 
     monkeypatch.setattr(env.cls, "__module__", "__main__")  # as in a notebook
     assert resume_command(settings, env, folder) == "ar.train(resume='runs/my run')"
     assert rollout_command(settings, env, Path("x")) == "ar.run('whole-shop-v0', 'x', split='eval')"
+
+
+def test_commands_hand_on_any_text_that_is_pasted(shop: str) -> None:
+    args = {"name": "it's é", "few": ["é", 1]}
+    settings = TrainConfig.model_validate({"env": shop, "env_args": args})
+    words = shlex.split(rollout_command(settings, ar.spec(shop), Path("/a, b/é")))
+    given = dict(parse_setting(word) for word in words if "=" in word)
+    assert [given["env_args.name"], given["env_args.few"], given["policy"]] == [*args.values(), "/a, b/é"]

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from agent_rl.config import write_setting
 from agent_rl.core.display import from_here
 from agent_rl.gym.mixture import EnvironmentSettings, members_of
@@ -32,7 +34,7 @@ def rollout_command(config: RunConfig, env: EnvSpec, policy: Path) -> str:
     """Return how to run a run's policy on the tasks that it was evaluated on."""
     if _is_of_this_session(config, env):
         return f"ar.run({env.id!r}, {str(policy)!r}, split={config.eval.split!r})"
-    args = (f"env_args.{name}={json.dumps(value)}" for name, value in config.env_args.items())
+    args = (_argument(f"env_args.{name}", value) for name, value in config.env_args.items())
     words = (env_word(config), f"split={config.eval.split}", *args, write_setting("policy", from_here(policy)))
     return command("rollout", *words, imports=_imports(config, env))
 
@@ -45,8 +47,12 @@ def env_word(settings: EnvironmentSettings) -> str:
     return f"env=[{','.join(_written(choice) for choice in choices)}]"
 
 
+def _argument(key: str, value: JsonValue) -> str:
+    return write_setting(key, value) if isinstance(value, str) else f"{key}={json.dumps(value, ensure_ascii=False)}"
+
+
 def _written(choice: Mapping[str, object]) -> str:
-    return str(choice["env"]) if len(choice) == 1 else json.dumps(choice)
+    return str(choice["env"]) if len(choice) == 1 else json.dumps(choice, ensure_ascii=False)
 
 
 def _is_of_this_session(config: RunConfig, env: EnvSpec) -> bool:

@@ -14,8 +14,10 @@ import torch
 
 from agent_rl.backends.embedded.rollouts import load_sampled, save_sampled
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.config import write_setting
 from agent_rl.errors import CheckpointError
 from agent_rl.judge.reward import evolving_judge
+from agent_rl.runs.commands import command
 
 _log = logging.getLogger(__name__)
 
@@ -129,5 +131,5 @@ def restore(folder: Path, trainer: Trainer) -> None:
     except Exception as error:  # of pickle, zip, torch and numpy
         raise CheckpointError(
             f"the checkpoint in '{folder}' is damaged, {type(error).__name__}: {str(error)[:200]}; start from its "
-            f"weights instead: agent-rl train start_from={folder}"
+            f"weights instead: {command('train', write_setting('start_from', str(folder)))}"
         ) from error

@@ -29,12 +29,14 @@ from torch import Tensor
 from agent_rl.algorithms import Denominators, WeightedRows
 from agent_rl.backends.embedded.processes import Gradient, OneProcess
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.config import write_setting
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.errors import AgentRLError, ConfigError, WorkerError
 from agent_rl.gym.mixture import members_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.rollout import Job
+from agent_rl.runs.commands import command
 
 T = TypeVar("T")
 PATIENCE = 10.0
@@ -164,7 +166,7 @@ class _Worker:
         how = f"was killed by signal {-code}, perhaps for want of memory" if code and code < 0 else f"ended: {code}"
         return WorkerError(
             f"process {self.rank} of the run {how}; continue from the last checkpoint, with as many processes or "
-            f"fewer: agent-rl train resume={self.folder} processes=1"
+            f"fewer: {command('train', write_setting('resume', str(self.folder)), 'processes=1')}"
         )
 
     def end(self) -> None:
