@@ -121,6 +121,13 @@ def test_cause_of_two_steps_is_not_named(tmp_path: Path) -> None:
     assert diagnosed(tmp_path, batch("1111"), NOTHING, steps=STEPS - 1) == []
 
 
+@pytest.mark.parametrize("steps", [1, STEPS])
+def test_failing_group_reward_is_named_once_at_the_first_step(tmp_path: Path, steps: int) -> None:
+    rewards = (Reward("correct", 1.0), Reward("rank", None, 1.0, "group", error="KeyError: 'lengths'"))
+    said = "warning: group reward 'rank' failed, so that no episode had a score: KeyError: 'lengths'"
+    assert diagnosed(tmp_path, batch("0101", rewards=rewards), NOTHING, steps=steps) == [said]
+
+
 def test_resumed_run_repeats_no_warning(tmp_path: Path) -> None:
     assert len(diagnosed(tmp_path, batch("1111"), NOTHING)) == 1
     diagnosis = Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, pytest.fail)

@@ -15,6 +15,8 @@ from agent_rl.runs.stalls import MEMORY, SOLVED, find_stalls, window_of
 
 STEPS = 3
 """A cause is named once it held in so many steps in a row."""
+GROUP_REWARD = "group reward"
+"""The cause that is named in its first step: a method that fails for every group is broken, not unlucky."""
 MOST = 0.9
 """The share of a step's episodes that makes a cut the run's problem."""
 CUTS = {
@@ -65,6 +67,8 @@ class Diagnosis:
         shared = [name for name in causes if len(last) == STEPS - 1 and all(_metric(name) in step for step in last)]
         self._steps = [*self._steps, {**metrics, **dict.fromkeys(map(_metric, causes), 1.0)}][-MEMORY * self._window :]
         named = [(name, f"{STEPS} steps in a row, {causes[name]}") for name in shared[:1]]
+        if GROUP_REWARD in causes:
+            named = [(GROUP_REWARD, causes[GROUP_REWARD])]
         is_match = len({episode.seat for episode in self.episodes}) > 1  # one player's success is another's failure
         if not named and not is_match:
             named = [*find_stalls(self._steps, self._window)][:1]
@@ -114,6 +118,10 @@ def _of_scores(episodes: Sequence[Episode], env: type[Env]) -> Iterator[tuple[st
         add = f"add an @reward method to {env.__name__}, or return Step(reward=...)"
         yield "no reward", f"no episode had a reward: {add}"
     elif episodes and all(e.reward is None for e in episodes):
+        broken = next((r for e in episodes for r in e.rewards if r.source == "group" and r.weight and r.error), None)
+        if broken is not None:
+            yield GROUP_REWARD, f"group reward '{broken.name}' failed, so that no episode had a score: {broken.error}"
+            return
         why = next((r.error for e in episodes for r in e.rewards if r.error), "a component is None")
         yield "unscored", f"no episode had a score ({why}): mend the @reward methods of {env.__name__}"
 
