@@ -38,5 +38,6 @@ def test_old_run_evaluates_on_the_split_test(tmp_path: Path, monkeypatch: pytest
 
 def test_old_run_with_unknown_settings_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("env: calculator-v0\nrollout: {grops: 3}\nlearning_rate: 1\n")
-    with pytest.raises(CheckpointError, match=r"is not one of this version, .*'grops' in rollout.*; no key 'learning_rate'"):
+    found = r"is not one of this version, .*'grops' in rollout.*; no key 'learning_rate'"
+    with pytest.raises(CheckpointError, match=found):
         resume_run(tmp_path, Progress())
