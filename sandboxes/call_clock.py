@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 BEAT = 1.0
@@ -20,14 +20,14 @@ class CallClock:
         self._running, self._since = 0, 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         """Count from now on."""
         self._running += 1
         if self._running == 1:
             self._since = asyncio.get_running_loop().time()
             self._wait()
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Count no further, unless another call is under way."""
         self._running -= 1
         if not self._running and self._timer is not None:
@@ -51,18 +51,12 @@ clock: ContextVar[CallClock | None] = ContextVar("call_clock", default=None)
 """Of the episode whose part is under way."""
 
 
-@contextmanager
-def counted() -> Iterator[None]:
-    """Count a call of a sandbox, if somebody does."""
-    running = clock.get()
-    if running is None:
-        yield
-        return
-    running.begin()
-    try:
-        yield
-    finally:
-        running.end()
+_NOBODY = nullcontext()
+
+
+def counted() -> AbstractContextManager[None]:
+    """Count a call of a sandbox, if somebody does; it is made with each."""
+    return clock.get() or _NOBODY
 
 
 @contextmanager
