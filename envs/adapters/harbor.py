@@ -260,11 +260,11 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-def _number(text: bytes) -> float | None:
-    """Return the finite number that a file holds, or None; code of the policy's may have written it."""
+def _number(found: object) -> float | None:
+    """Return the finite number that a file, or a value in it, holds, or None; the policy may have written it."""
     try:
-        value = float(text)
-    except ValueError:
+        value = float(found) if isinstance(found, bytes | int | float | str) else math.nan
+    except (ValueError, OverflowError):
         return None
     return value if math.isfinite(value) else None
 
@@ -275,9 +275,4 @@ def _number_of_json(text: bytes) -> float | None:
         rewards = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    found = rewards.get("reward", next(iter(rewards.values()), None)) if isinstance(rewards, dict) else None
-    try:
-        value = float(found) if isinstance(found, int | float | str) else math.nan
-    except (ValueError, OverflowError):
-        return None
-    return value if math.isfinite(value) else None
+    return _number(rewards.get("reward", next(iter(rewards.values()), None)) if isinstance(rewards, dict) else None)
