@@ -18,6 +18,7 @@ from agent_rl.gym.registry import EnvSpec, load_once
 from agent_rl.gym.tasks import EVAL, TRAIN
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.rendering.config import RendererConfig
+from agent_rl.runs.stalls import DRIFTED
 from agent_rl.runs.writers import WriterName
 
 
@@ -162,7 +163,7 @@ class RunConfig(EnvironmentSettings):
         return (
             f"tokens of {ahead.max_staleness} updates ago are learned from as if they were fresh, which took grpo to "
             f"0 % at 4: nothing in algorithm={name} corrects by what sampled them; set "
-            '"algorithm.negative_mask={name: opsm, delta: 0.01}", algorithm=m2po, or async.max_staleness=1'
+            f"{DRIFTED}, algorithm=m2po, or async.max_staleness=1"
         )
 
     def load_env(self) -> EnvSpec:

@@ -42,6 +42,8 @@ PATIENT = (
     "optimizer.weight_decay=0.1"
 )
 """What got all of 15 runs of five environments past their short cuts; benchmarks/unlike.py measures it."""
+DRIFTED = '"algorithm.negative_mask={name: opsm, delta: 0.01}"'
+"""The setting that leaves out what the policy has moved away from since it was sampled; see benchmarks/staleness.py."""
 LOST = 0.02
 """A share of episodes that lose their sandbox from which on it is worth a look."""
 
@@ -97,7 +99,7 @@ def _mismatch(steps: Steps) -> Iterator[tuple[str, str]]:
     if fresh is not None and fresh < 1 / 2:
         way_out = (
             "most tokens are of earlier weights, so lower async.max_staleness or the learning rate; "
-            '"algorithm.negative_mask={name: opsm, delta: 0.01}" bears some'
+            f"{DRIFTED} bears some"
         )
     yield "mismatch", f"training and rollout differ by {gap:.2g} nats a token: {way_out}"
 
