@@ -57,7 +57,7 @@ KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.judge.rules",
 """The only modules of the machinery that import the sandboxes."""
 
 FLOORS = (
-    *("errors", "version", "lazy", "concurrency", "config", "registries", "seeds", "pacing", "grid"),
+    *("errors", "version", "lazy", "concurrency", "config_mistakes", "config", "registries", "seeds", "pacing", "grid"),
     *("core", "serving", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks"),
     *("store", "remote", "judge", "replay", "formats", "stats", "view"),
     *("configs", "algorithms", "runs"),
