@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from episodes import example_episode as example_episode  # not of `tests`: where verl is, another package has the name
 
-from agent_rl.algorithms.batch import Sample
+from agent_rl.algorithms.samples import Sample
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.messages import Message, Step, Task, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason

@@ -17,9 +17,9 @@ from agent_rl.algorithms import (
 )
 from agent_rl.algorithms.advantages.episode import batch_normalised
 from agent_rl.algorithms.aggregation import shares_of_prompts
-from agent_rl.algorithms.batch import Sample
 from agent_rl.algorithms.diagnostics import tool_error_metrics
 from agent_rl.algorithms.explain import explain
+from agent_rl.algorithms.samples import Sample
 from agent_rl.core.episode import Episode, Reward, group_episodes
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Source

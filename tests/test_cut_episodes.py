@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, ScoredRows, WeightedRows, collate
-from agent_rl.algorithms.batch import Sample
+from agent_rl.algorithms.samples import Sample
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import load_config
 from tests.batches import PRESETS

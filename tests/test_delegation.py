@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Experience, ScoredRows
-from agent_rl.algorithms.batch import collate, to_samples
+from agent_rl.algorithms.samples import collate, to_samples
 from agent_rl.backends.embedded.check import check_run
 from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.fresh import fresh_actor

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from agent_rl.algorithms import Rows, collate
-from agent_rl.algorithms.batch import Sample
+from agent_rl.algorithms.samples import Sample
 from agent_rl.backends.embedded import prompts
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.prompts import cut_groups, is_exact, sharing

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_rl.algorithms.batch import collate, to_samples
+from agent_rl.algorithms.samples import collate, to_samples
 from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.run import start_run

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agent_rl.algorithms.algorithm import Algorithm, LossTerms
-    from agent_rl.algorithms.batch import Denominators, Rows, ScoredRows, WeightedRows, collate, to_samples
+    from agent_rl.algorithms.batch import Denominators, Rows, ScoredRows, WeightedRows
     from agent_rl.algorithms.config import AlgorithmConfig
     from agent_rl.algorithms.experience import Experience
+    from agent_rl.algorithms.samples import collate, to_samples
 
 __all__ = [
     "Algorithm",
@@ -22,7 +23,14 @@ __all__ = [
     "to_samples",
 ]
 
-_MODULES = {"Algorithm": "algorithm", "LossTerms": "algorithm", "AlgorithmConfig": "config", "Experience": "experience"}
+_MODULES = {
+    "Algorithm": "algorithm",
+    "AlgorithmConfig": "config",
+    "Experience": "experience",
+    "LossTerms": "algorithm",
+    "collate": "samples",
+    "to_samples": "samples",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -6,34 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from agent_rl.core.episode import Episode
-from agent_rl.core.trajectory import BoolArray, ExpertArray, FloatArray, IntArray, Trajectory
 from agent_rl.grid import LINES, Grid, cut_lengths
 from agent_rl.moe.agreement import RouteAgreement
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One trajectory, ready to train on; every array has the trajectory's length T."""
-
-    token_ids: IntArray
-    loss_mask: BoolArray
-    rollout_logprobs: FloatArray
-    """0 where `loss_mask` is False, so that no NaN can reach a sum."""
-    rewards: FloatArray
-    """What each turn earned, on its last sampled token."""
-    policy_versions: IntArray
-    """-1 where no token was sampled."""
-    turns: IntArray
-    sources: IntArray
-    """An index into the members of `Source`."""
-    episode: int
-    """The place of its episode among those of the step."""
-    routed_experts: ExpertArray | None = None
 
 
 class Stage:
@@ -315,77 +292,3 @@ class Denominators:
     def of(cls, counted: Tensor) -> Denominators:
         """Count a mask `[B, T]` of whole episodes; at least 1 each, so that an empty batch has loss 0."""
         return cls(max(1, int(counted.sum())), max(1, int(counted.any(-1).sum())))
-
-
-def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
-    """Turn episodes into samples, one per trajectory that the policy sampled tokens of.
-
-    A turn's reward is put on the last sampled token of that turn, one of the whole episode on its very last: none falls
-    on a token that is not trained on. What a fork repeats of its parent is sampled there, not here. A component that
-    is not scored counts as 0; the scores decide whether its episode is trained on at all.
-    """
-    samples = []
-    for index, episode in enumerate(episodes):
-        rows = rows_of(episode)
-        earned = _earned(episode, rows)
-        for (_, trajectory, mask), rewards in zip(rows, earned, strict=True):
-            samples.append(
-                Sample(
-                    token_ids=trajectory.token_ids,
-                    loss_mask=mask,
-                    rollout_logprobs=np.where(mask, trajectory.logprobs, np.float32(0)),
-                    rewards=rewards,
-                    policy_versions=np.where(mask, trajectory.policy_versions, -1).astype(np.int32),
-                    turns=trajectory.turns,
-                    sources=trajectory.sources,
-                    episode=index,
-                    routed_experts=trajectory.routed_experts,
-                )
-            )
-    return samples
-
-
-def rows_of(episode: Episode) -> list[tuple[int, Trajectory, BoolArray]]:
-    """Return the trajectories that become rows, each with its number and the mask of what was sampled in it."""
-    return [(n, t, mask) for n, t in enumerate(episode.trajectories) if (mask := t.own_loss_mask).any()]
-
-
-def _earned(episode: Episode, rows: Sequence[tuple[int, Trajectory, BoolArray]]) -> list[FloatArray]:
-    """Lay the episode's rewards out over its rows."""
-    earned = [np.zeros(len(mask), np.float32) for _, _, mask in rows]
-    last: dict[int, tuple[int, int]] = {}  # turn → the row and place of its last sampled token
-    for row, (_, trajectory, mask) in enumerate(rows):
-        places = np.flatnonzero(mask)
-        turns = trajectory.turns[places]
-        for end in np.flatnonzero(np.diff(turns, append=-1)):  # where a run of the same turn ends
-            last[int(turns[end])] = (row, int(places[end]))
-    for reward in episode.rewards if rows else ():
-        if reward.value is not None and reward.weight != 0:
-            row, token = last[reward.turn if reward.turn in last else max(last)]
-            earned[row][token] += reward.value * reward.weight
-    return earned
-
-
-def collate(samples: Sequence[Sample]) -> Rows:
-    """Lay samples out flat; without samples there are no rows. Routed experts are those of all samples or of none."""
-
-    def flat(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.concatenate(arrays)).to(dtype) if arrays else torch.empty(0, dtype=dtype)
-
-    routes = [s.routed_experts for s in samples if s.routed_experts is not None]
-    if routes and len(routes) < len(samples):
-        raise ValueError(
-            f"{len(samples) - len(routes)} of {len(samples)} samples have no routed experts, the others do"
-        )
-    return Rows(
-        token_ids=flat([s.token_ids for s in samples], torch.int64),
-        loss_mask=flat([s.loss_mask for s in samples], torch.bool),
-        rollout_logprobs=flat([s.rollout_logprobs for s in samples], torch.float32),
-        rewards=flat([s.rewards for s in samples], torch.float32),
-        turns=flat([s.turns for s in samples], torch.int64),
-        versions=flat([s.policy_versions for s in samples], torch.int64),
-        sources=flat([s.sources for s in samples], torch.int64),
-        routed_experts=torch.from_numpy(np.concatenate(routes)) if routes else None,
-        lengths=torch.tensor([len(s.token_ids) for s in samples], dtype=torch.int64),
-        episode=torch.tensor([s.episode for s in samples], dtype=torch.int64),
-    )

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms.batch import Rows, collate, to_samples
+from agent_rl.algorithms.batch import Rows
+from agent_rl.algorithms.samples import collate, to_samples
 from agent_rl.core.episode import Episode, EpisodeGroup, Outcome, StopReason
 from agent_rl.core.messages import Task
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms import WeightedRows
-from agent_rl.algorithms.batch import rows_of
 from agent_rl.algorithms.config import AlgorithmConfig, learns_from_pairs
 from agent_rl.algorithms.diagnostics import gap_by_age
+from agent_rl.algorithms.samples import rows_of
 from agent_rl.core.episode import Episode
 from agent_rl.core.trajectory import BoolArray, FloatArray
 from agent_rl.store.token_records import TokenRecord

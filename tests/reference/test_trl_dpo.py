@@ -8,8 +8,8 @@ import torch
 from batches import flat, scored, weighted
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, collate
-from agent_rl.algorithms.batch import Sample
 from agent_rl.algorithms.objectives.pairwise import dpo_loss, sequence_logprob
+from agent_rl.algorithms.samples import Sample
 from reference.conftest import required, rows, same, slope
 from reference.trl_trainers import trainer
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agent_rl.algorithms.batch import to_samples
+from agent_rl.algorithms.samples import to_samples
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON
 from agent_rl.core.trajectory import ExpertArray
