@@ -107,6 +107,11 @@ class EndingsConfig(Section):
     parse_error: Literal["train", "mask", "exclude"] = "train"
 
 
+ONLY_WEIGH = frozenset({"cispo", "sapo", "token-tis", "sequence-tis", "geometric-tis", "token"})
+"""Objectives, weights and rejections that leave most of an episode in, however far the policy has moved away from it:
+on tokens of four updates ago they fell on one seed of three (BENCHMARKS.md, Staleness)."""
+
+
 class AlgorithmConfig(Section):
     """The parts of an algorithm, in the order in which they act; `configs/algorithm/` holds the presets.
 
@@ -157,12 +162,17 @@ class AlgorithmConfig(Section):
         return self.proximal == "recompute" or (self.proximal == "auto" and _needs_old(self) is not None)
 
     @property
-    def corrects_by_mu(self) -> bool:
-        """Whether a part tells the policy that sampled from the one that is trained: by a weight, a bound or a mask."""
-        reads, mask = components.objective[self.objective].reads, self.negative_mask
-        is_bound = not self.recomputes_old and self.objective["name"] != "reinforce"  # which only reports its ratio
-        by_mu = {"rollout_logprobs", "old_logprobs"} if is_bound else {"rollout_logprobs"}
-        return bool(self.weight or self.rejection or mask or by_mu & {*reads}) or learns_from_any_policy(self)
+    def drifted(self) -> Literal["left out", "weighed", "taken for fresh"]:
+        """What becomes of tokens that the policy has moved away from since they were sampled."""
+        reads = {*components.objective[self.objective].reads}
+        is_bound = "old_logprobs" in reads and not self.recomputes_old  # old is mu
+        parts = [self.weight, *self.rejection, self.negative_mask]
+        if (is_bound and self.objective["name"] != "reinforce") or "rollout_logprobs" in reads:
+            parts.append(self.objective)
+        by_mu = {str(part["name"]) for part in parts if part}
+        if by_mu - ONLY_WEIGH or learns_from_any_policy(self):
+            return "left out"
+        return "weighed" if by_mu else "taken for fresh"
 
     def sampled_elsewhere(self) -> AlgorithmConfig:
         """Return the settings for tokens that another engine or format than the trainer's sampled."""

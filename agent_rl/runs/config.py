@@ -71,6 +71,13 @@ class EvalConfig(Section):
     no longer than 5 % of the run's time, or a second."""
 
 
+FELL = {
+    "taken for fresh": "taken for fresh, which brought grpo to 0 % at 4",
+    "weighed": "only weighed, or left out one by one, which brought one seed of three to 0 % at 4",
+}
+"""What was seen of algorithms that learn from all old tokens, by `AlgorithmConfig.drifted`."""
+
+
 class RunConfig(EnvironmentSettings):
     """One training run."""
 
@@ -156,13 +163,13 @@ class RunConfig(EnvironmentSettings):
 
     @property
     def uncorrected(self) -> str | None:
-        """What to say where tokens may be old and the algorithm takes them for fresh; None if nothing."""
-        ahead, name = self.asynchrony, self.algorithm.name
-        if ahead.mode == "sync" or ahead.max_staleness == 1 or self.decided_algorithm.corrects_by_mu:
+        """What to say where tokens may be old and the algorithm does not leave out what is too old; None if nothing."""
+        ahead, drifted = self.asynchrony, self.decided_algorithm.drifted
+        if ahead.mode == "sync" or ahead.max_staleness == 1 or drifted == "left out":
             return None
         return (
-            f"tokens of {ahead.max_staleness} updates ago are learned from as if they were fresh, which took grpo to "
-            f"0 % at 4: nothing in algorithm={name} corrects by what sampled them; set "
+            f"tokens of {ahead.max_staleness} updates ago are {FELL[drifted]}: algorithm={self.algorithm.name} "
+            "leaves out nothing of what the policy has moved away from; set "
             f"{DRIFTED}, algorithm=m2po, or async.max_staleness=1"
         )
 
