@@ -23,7 +23,6 @@ from agent_rl.backends.settings import (
     training_config,
 )
 from agent_rl.checks.report import CheckReport
-from agent_rl.concurrency import outside_loop
 from agent_rl.config import check_config
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
@@ -41,6 +40,7 @@ from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summa
 from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.rollout.match import match_jobs
 from agent_rl.runs.folder import CONFIG, check_place, load_imports
+from agent_rl.worker_threads import outside_loop
 
 if TYPE_CHECKING:
     from agent_rl.backends.embedded.config import TrainConfig

@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 import agent_rl as ar
-from agent_rl.concurrency import WorkerCall, outside_loop
 from agent_rl.envs.calculator import Calculator
+from agent_rl.worker_threads import WorkerCall, outside_loop
 from tests.doubles import Silent
 from tests.runs import SMALL, assert_same_run, config
 

@@ -51,13 +51,15 @@ EXTRAS = ("agent_rl.view.tui",)
 """Imported when what needs the extra of their name is asked for."""
 
 BENEATH_SANDBOXES = tuple(
-    f"agent_rl.{name}" for name in ("core", "errors", "registries", "concurrency", "config", "sandboxes", "serving")
+    f"agent_rl.{name}"
+    for name in ("core", "errors", "registries", "worker_threads", "concurrency", "config", "sandboxes", "serving")
 )
 KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.judge.rules", "agent_rl.cli", "agent_rl.testing")
 """The only modules of the machinery that import the sandboxes."""
 
 FLOORS = (
-    *("errors", "version", "lazy", "concurrency", "config_mistakes", "config", "registries", "seeds", "pacing", "grid"),
+    *("errors", "version", "lazy", "worker_threads", "concurrency", "config_mistakes", "config", "registries"),
+    *("seeds", "pacing", "grid"),
     *("core", "serving", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks"),
     *("store", "remote", "judge", "replay", "formats", "stats", "view"),
     *("configs", "algorithms", "runs"),

@@ -10,12 +10,12 @@ from functools import partial
 
 import pytest
 
-from agent_rl.concurrency import WorkerCall, in_thread
 from agent_rl.core.episode import Outcome
 from agent_rl.core.meter import wait_uncounted
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.reward import reward
 from agent_rl.rollout import Job, run_jobs
+from agent_rl.worker_threads import WorkerCall, in_thread
 from tests.doubles import Dice, dice_spec, play, run_dice
 
 SHORT = Budget(score_seconds=0.05, close_seconds=0.05)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlencode, urlsplit
 
-from agent_rl.concurrency import in_thread
 from agent_rl.core.messages import JSON
 from agent_rl.core.meter import sleep_uncounted
 from agent_rl.errors import ConfigError, ToolServerError
@@ -26,6 +25,7 @@ from agent_rl.pacing import Pace
 from agent_rl.tools.answer_cache import AnswerCache
 from agent_rl.tools.search import Passage, described
 from agent_rl.tools.web import AddressError, request
+from agent_rl.worker_threads import in_thread
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import numpy as np
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.algorithms.state_values import plan as plan_continuations
-from agent_rl.concurrency import maybe_await, outside_loop
+from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError
@@ -28,6 +28,7 @@ from agent_rl.gym.tasks import RL_START, task_key
 from agent_rl.judge.run import check_judges
 from agent_rl.rollout import Job, continuation
 from agent_rl.runs.config import RunConfig
+from agent_rl.worker_threads import outside_loop
 
 if TYPE_CHECKING:
     from torch import Tensor

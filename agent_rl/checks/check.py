@@ -24,10 +24,10 @@ from agent_rl.checks.leaks import check_leaks
 from agent_rl.checks.report import CheckReport
 from agent_rl.checks.tasks import check_splits, check_unchanged, task_keys
 from agent_rl.checks.tools import check_fuzz, check_schemas
-from agent_rl.concurrency import outside_loop
 from agent_rl.config import Section
 from agent_rl.core.messages import JSON
 from agent_rl.gym.registry import EnvSpec
+from agent_rl.worker_threads import outside_loop
 
 CHECKS = (
     check_splits,

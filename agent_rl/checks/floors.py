@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 
 from agent_rl.checks.bench import TURNS, Bench
 from agent_rl.checks.report import Score, place
-from agent_rl.concurrency import outside_loop
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.messages import JSON
 from agent_rl.gym.env import Env
@@ -22,6 +21,7 @@ from agent_rl.policy.openai_client import without_requests
 from agent_rl.policy.scripted import oracle
 from agent_rl.rollout.evaluation import summarise
 from agent_rl.rollout.job import Job
+from agent_rl.worker_threads import outside_loop
 
 FLOORS = ("random", "empty", "nothing", "constant")
 """The policies without skill. The constant answer is the oracle's most frequent one in the other tasks of the split."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from agent_rl.checks.bench import Bench
 from agent_rl.checks.report import place
-from agent_rl.concurrency import in_thread
 from agent_rl.gym.published import gymnasium_id
+from agent_rl.worker_threads import in_thread
 
 _COLOURS = re.compile(r"\x1b\[\d+m")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent_rl.checks.bench import Bench
 from agent_rl.checks.report import place
-from agent_rl.concurrency import idle_threads
+from agent_rl.worker_threads import idle_threads
 
 EPISODES = 4
 """Whatever grows by one in each of so many episodes is left behind by them."""

@@ -12,7 +12,7 @@ from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
 
-from agent_rl.concurrency import WorkerCall, call, maybe_await, run_together
+from agent_rl.concurrency import call, maybe_await, run_together
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.images import Image
 from agent_rl.core.judgement import Judgement
@@ -25,6 +25,7 @@ from agent_rl.gym.reward import RewardComponent, RewardMethod, as_reward, collec
 from agent_rl.gym.task_files import TaskRows
 from agent_rl.gym.tasks import TaskFunction
 from agent_rl.gym.tool import AnyTool, Tool, ToolSpec, call_tools
+from agent_rl.worker_threads import WorkerCall
 
 Observation: TypeAlias = str | Image | Message | Sequence[Message] | Sequence[str | Image]
 Script: TypeAlias = Generator[str | Message, tuple[Message, ...], None]

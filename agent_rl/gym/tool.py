@@ -14,7 +14,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, ov
 
 from pydantic import ValidationError
 
-from agent_rl.concurrency import WorkerCall, in_thread, run_together
+from agent_rl.concurrency import run_together
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
 from agent_rl.core.meter import sleep_uncounted
 from agent_rl.errors import DefinitionError, InfrastructureError, did_you_mean
@@ -23,6 +23,7 @@ from agent_rl.gym.tool_limits import DEFAULT_TIMEOUT, check_options, pause
 from agent_rl.gym.tool_messages import exception_message, explain, failure_message, result_message
 from agent_rl.gym.tool_schema import arguments_model, check_arguments, json_schema, parse_docstring
 from agent_rl.pacing import Pace
+from agent_rl.worker_threads import WorkerCall, in_thread
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from agent_rl.concurrency import outside_loop
 from agent_rl.core.episode import Episode, Origin, Outcome, StopReason
 from agent_rl.core.judgement import Verdict
 from agent_rl.core.messages import JSON, Message
@@ -17,6 +16,7 @@ from agent_rl.judge.rubric import Criterion, Rubric, Rule
 from agent_rl.judge.rule_kinds import task_key
 from agent_rl.judge.rules import verdicts
 from agent_rl.judge.score import score
+from agent_rl.worker_threads import outside_loop
 
 SIMILAR = 0.75
 """The share of their words that two criteria have in common, from which on they ask the same."""

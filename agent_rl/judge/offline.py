@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from agent_rl.concurrency import outside_loop, run_together
+from agent_rl.concurrency import run_together
 from agent_rl.config import check_config
 from agent_rl.core.episode import Episode
 from agent_rl.core.judgement import JudgeFault
@@ -30,6 +30,7 @@ from agent_rl.store.episodes import episode_at
 from agent_rl.store.selection import Selection, select
 from agent_rl.store.shards import Place, episode_file
 from agent_rl.version import __version__
+from agent_rl.worker_threads import outside_loop
 
 OF_TASK = "task:"
 """Before a key, in the place of a rubric's file: each task has its own there."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from agent_rl.concurrency import in_thread
 from agent_rl.core.episode import Episode
 from agent_rl.core.judgement import JudgeFault, Judgement, Verdict
 from agent_rl.core.messages import JSON, Message, Task
@@ -21,6 +20,7 @@ from agent_rl.judge.score import score
 from agent_rl.rendering.chat_format import message_dict
 from agent_rl.sandboxes.grading import CallError, call
 from agent_rl.sandboxes.registry import shared_backend
+from agent_rl.worker_threads import in_thread
 
 PYTHON_SECONDS = 10.0
 """For all expressions of a rubric over one episode."""

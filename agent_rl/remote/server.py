@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import assert_never
 
-from agent_rl.concurrency import call, in_thread
+from agent_rl.concurrency import call
 from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Step
@@ -27,6 +27,7 @@ from agent_rl.serving.frames import Cancel
 from agent_rl.serving.host import Host, ServerSettings, hosting
 from agent_rl.serving.leases import Owner
 from agent_rl.store.codec import load_line
+from agent_rl.worker_threads import in_thread
 
 
 def serving(specs: Sequence[EnvSpec], settings: ServerSettings) -> AbstractAsyncContextManager[str]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from agent_rl.concurrency import outside_loop
 from agent_rl.errors import ConfigError
 from agent_rl.rendering.config import RendererConfig
 from agent_rl.replay.result import Verification, VerifiedEpisode
@@ -17,6 +16,7 @@ from agent_rl.replay.workers import verified_by
 from agent_rl.store.beside import imported_files, renderer_settings, tokenizer_files
 from agent_rl.store.selection import find_episode, select
 from agent_rl.store.shards import Place
+from agent_rl.worker_threads import outside_loop
 
 
 def verify(

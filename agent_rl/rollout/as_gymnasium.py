@@ -12,7 +12,6 @@ from typing import ClassVar, cast
 import gymnasium
 from gymnasium.error import ResetNeeded
 
-from agent_rl.concurrency import outside_loop
 from agent_rl.core.episode import Episode, Outcome
 from agent_rl.core.messages import JSON, Message, Task, ToolCall
 from agent_rl.core.trajectory import FinishReason
@@ -26,6 +25,7 @@ from agent_rl.policy.base import Reply
 from agent_rl.rendering.hermes import CLOSE, OPEN, read_hermes, write_call
 from agent_rl.rollout.episode import CALLER, EpisodeRun
 from agent_rl.rollout.job import Job
+from agent_rl.worker_threads import outside_loop
 
 _CALL = """You may call a tool by <tool_call>{"name": ..., "arguments": {...}}</tool_call>. The tools are:"""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 
-from agent_rl.concurrency import in_thread, maybe_await, to_the_end
+from agent_rl.concurrency import maybe_await, to_the_end
 from agent_rl.gym.budget import overdue
 from agent_rl.gym.env import Env
+from agent_rl.worker_threads import in_thread
 
 
 async def close_env(env: Env, seconds: float | None) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from statistics import median
 
-from agent_rl.concurrency import outside_loop
 from agent_rl.core.episode import Origin
 from agent_rl.core.messages import JSON, Message
 from agent_rl.errors import ConfigError
@@ -24,6 +23,7 @@ from agent_rl.rendering.support import describe_additions
 from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.job import Job
 from agent_rl.rollout.pool import split_jobs
+from agent_rl.worker_threads import outside_loop
 
 CHECKED = 4
 """Tasks at most."""

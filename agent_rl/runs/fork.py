@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 from rich.console import Console
 
-from agent_rl.concurrency import CallingThread, outside_loop
+from agent_rl.concurrency import CallingThread
 from agent_rl.config import Section, load_config
 from agent_rl.core.episode import Episode
 from agent_rl.gym.budget import BudgetConfig
@@ -33,6 +33,7 @@ from agent_rl.store.selection import find_episode
 from agent_rl.store.shards import episode_file
 from agent_rl.view.person import Person
 from agent_rl.view.progress import Progress
+from agent_rl.worker_threads import outside_loop
 
 HUMAN = "human"
 """The policy that is a person at the terminal."""

@@ -27,7 +27,6 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from omegaconf import OmegaConf
 
-from agent_rl.concurrency import in_thread
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, Task
 from agent_rl.envs.quiz import one_call
@@ -40,6 +39,7 @@ from agent_rl.sandboxes.base import ExecResult, FileAccessError, Limits
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.terminal import MAX_OUTPUT, Terminal
 from agent_rl.tools.terminal import terminal
+from agent_rl.worker_threads import in_thread
 
 FOLDERS = ("/tests", "/logs", "/solution")
 """What Harbor's scripts read and write, in addition to the image's working folder; of links into `LINKED`."""

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from agent_rl.concurrency import in_thread
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall, ToolErrorKind
 from agent_rl.errors import ConfigError, InfrastructureError
 from agent_rl.gym.env import Env
 from agent_rl.gym.tasks import world_seed
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.gym.tool_messages import as_text
+from agent_rl.worker_threads import in_thread
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

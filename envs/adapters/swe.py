@@ -22,7 +22,6 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from agent_rl.concurrency import in_thread
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, Task
 from agent_rl.envs.adapters.patches import FilePatch, patched, read_patch
@@ -36,6 +35,7 @@ from agent_rl.sandboxes.base import MAX_FILE, ExecResult, FileAccessError, Limit
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.terminal import Terminal
 from agent_rl.tools.terminal import terminal
+from agent_rl.worker_threads import in_thread
 
 REQUIRED = ("instance_id", "problem_statement", "base_commit", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")
 TEST = "python3 -m pytest -rA --no-header -p no:cacheprovider"
