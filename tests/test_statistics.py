@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,21 @@ def test_statistics_agree_with_hand_counts() -> None:
     assert (correct.values.count, correct.values.mean, correct.unscored) == (4, 0.625, 1)
     assert (found.judgements, found.unscored_judgements, found.suspect) == (1, 1, 1)
     assert dict(found.faults) == {"timeout": 1}
+
+
+def test_rewards_of_one_name_are_told_apart_by_weight() -> None:
+    rewards = [
+        Reward("correct", 1.0, 1.0),
+        Reward("correct", 0.0, 0.5),
+        Reward("correct", 0.5, 0.5),
+        Reward("short", 1.0),
+    ]
+    found = statistics_of([replace(EPISODES[0], rewards=(reward,)) for reward in rewards]).rewards
+    assert {name: (own.weight, own.values.count, own.values.mean) for name, own in found.items()} == {
+        "correct (weight 1.0)": (1.0, 1, 1.0),
+        "correct (weight 0.5)": (0.5, 2, 0.25),
+        "short": (1.0, 1, 1.0),
+    }
 
 
 def test_statistics_count_drifting_replies() -> None:

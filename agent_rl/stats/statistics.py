@@ -86,7 +86,7 @@ class Statistics:
         self.ages: Counter[int] = Counter()
         """Sampled tokens by the training step that they are for, less the version of their weights."""
         self.forks = 0
-        self.rewards: dict[str, RewardComponent] = {}
+        self._rewards: dict[tuple[str, float], RewardComponent] = {}
         self.judgements = self.unscored_judgements = self.suspect = 0
         self.faults: Counter[str] = Counter()
         self.finder = DepartureFinder()
@@ -162,15 +162,22 @@ class Statistics:
                 self.drifted += [*self._round_trip(ids)] != ids
 
     def _add_reward(self, reward: Reward) -> None:
-        if reward.name not in self.rewards:
-            self.rewards[reward.name] = RewardComponent(reward.weight)
-        component = self.rewards[reward.name]
+        component = self._rewards.setdefault((reward.name, reward.weight), RewardComponent(reward.weight))
         if reward.value is None or not math.isfinite(reward.value):
             component.unscored += 1
             if reward.error:
                 component.errors[reward.error.partition(":")[0][:60]] += 1
         else:
             component.values.add(reward.value)
+
+    @property
+    def rewards(self) -> dict[str, RewardComponent]:
+        """The components by name, which has the weight behind it where several weights share one."""
+        shared = Counter(name for name, _ in self._rewards)
+        return {
+            f"{name} (weight {weight})" if shared[name] > 1 else name: component
+            for (name, weight), component in self._rewards.items()
+        }
 
     @property
     def tags(self) -> dict[str, dict[str, Tally]]:
