@@ -125,6 +125,7 @@ def test_run_takes_rubrics_of_tasks(folder: Path, capsys: pytest.CaptureFixture[
         (["run", "rubric.yaml", "--where", "reward>9"], "none of its 5 episodes fits"),
         (["run", "rubric.yaml", "-o", "a.jsonl", "judge.sample=2"], "Did you mean 'judge.samples'?"),
         (["run", "rubric.yaml", "judge.model=m", "--max-cost", "5"], "max_cost needs prices"),
+        (["run", "rubric.yaml", "judge.model=m"], "judge.model=m: rubric 'price' never asks it"),
     ],
 )
 def test_run_explains_mistakes(

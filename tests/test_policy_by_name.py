@@ -101,6 +101,14 @@ def test_open_policy_refuses_wrong_settings(config: dict[str, object], message: 
         opened(**config)
 
 
+@pytest.mark.parametrize("setting", ["temperature=0", "max_tokens=9"])
+def test_rollout_of_a_script_says_that_it_samples_nothing(
+    setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rollout", "policy=oracle", "n=1", setting, f"out={tmp_path / 'a.jsonl'}"]) == 0
+    assert f"{setting}: policy=oracle does not sample, so that it changes nothing" in capsys.readouterr().out
+
+
 def test_run_plays_a_checkpoint_folder(folder: Path) -> None:
     checkpoint = str(folder / "checkpoint")
     settings = {"folder": checkpoint, "renderer": "chatml", "slots": 2}

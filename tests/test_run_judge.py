@@ -65,6 +65,13 @@ def test_rollout_is_judged_logged_and_counted(judge, tmp_path: Path, capsys: pyt
     assert len(server.asked) > asked and not [score for score in floors.scores if score.failed == len(episodes)]
 
 
+def test_model_that_nothing_asks_is_refused(tmp_path: Path):
+    for env, why in (("calculator-v0", "it has no @ar.judge"), ("research-v0", "its judges need no model")):
+        settings = RolloutSettings(env=env, out=str(tmp_path / "b"), judge=JudgeConfig(model="m"))
+        with pytest.raises(ConfigError, match=f"judge.model=m: nothing in {env} asks it, as {why}"):
+            start_rollout(settings, Progress())
+
+
 def test_run_without_its_judge_is_refused_before(tmp_path: Path):
     needed = r"judged/sums-v0: rubric 'words' needs a model: w0, w1 has no rule\.\nSet judge\.model"
     for refused in (

@@ -26,7 +26,7 @@ from agent_rl.judge.files import load_rubric
 from agent_rl.judge.judged import Judged, load_judged
 from agent_rl.judge.labels import read_labels
 from agent_rl.judge.model import ModelJudge
-from agent_rl.judge.offline import Judging, Plan, plan_judging, read_rubric
+from agent_rl.judge.offline import Judging, Plan, plan_judging, read_rubric, require_use
 from agent_rl.judge.summary import summarise_judged
 from agent_rl.rollout.usage import load_prices
 from agent_rl.runs.commands import command
@@ -185,8 +185,7 @@ def probe(arguments: argparse.Namespace) -> int:
     if rubric is None:
         raise ConfigError(f"task:{key}: each task has its own rubric; probe takes one: give its file")
     config = _config(arguments)
-    if config.model is None:
-        rubric.require_rules()
+    require_use(rubric, config)
     episodes = list(islice(read_episodes(arguments.episodes), arguments.limit)) if arguments.episodes else []
     with closing(build_judge(config, arguments.calls and Path(arguments.calls))) as judge:
         found = asyncio.run(probed(rubric, judge, episodes))

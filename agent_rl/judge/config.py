@@ -8,6 +8,9 @@ from pydantic import Field, field_validator, model_validator
 
 from agent_rl.config import Section
 
+_OF_RULES = {"concurrency", "prices"}
+"""Settings that say something without a model, too: of stored episodes, and of judges that environments name."""
+
 
 class JudgeConfig(Section):
     """Who judges episodes under rubrics; without a model, only rules do."""
@@ -59,4 +62,7 @@ class JudgeConfig(Section):
             raise ValueError("max_cost needs prices, a file of what a million tokens cost: judge.prices=prices.yaml")
         if self.evolve and self.model is None:
             raise ValueError("evolve needs a model, which proposes and judges criteria: judge.model=NAME")
+        if self.model is None and (given := self.model_dump(exclude=_OF_RULES, exclude_defaults=True)):
+            name, value = next(iter(given.items()))
+            raise ValueError(f"{name}={value} changes nothing without a model: name it, judge.model=NAME")
         return self

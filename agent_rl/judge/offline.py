@@ -153,7 +153,8 @@ def plan_judging(
     """Return what is to be judged, and write and ask nothing; arguments as of `judge_episodes`.
 
     Raises:
-        ConfigError: if the rubric can't be read, no episode fits, or the rubric needs a model and there is none.
+        ConfigError: if the rubric can't be read, no episode fits, or the rubric needs a model and there is none, or has
+            no use for the one there is.
         StoreError: if the episodes can't be read.
     """
     found, key = read_rubric(rubric)
@@ -163,8 +164,8 @@ def plan_judging(
     file = episode_file(episodes)
     if not selected.places:
         raise ConfigError(f"{file}: none of its {selected.total:,} episodes {'fits' if selected.total else 'yet'}")
-    if found is not None and isinstance(judge, JudgeConfig) and judge.model is None:
-        found.require_rules()
+    if found is not None and isinstance(judge, JudgeConfig):
+        require_use(found, judge)
     by = (judge.model or "rules") if isinstance(judge, JudgeConfig) else judge.name
     name = f"{found.name if found else key}-{by}".replace("/", "-").replace(" ", "-")
     target = file.parent / "judged" / f"{name}.jsonl" if out is None else Path(out)
@@ -214,6 +215,20 @@ def judge_episodes(
     with plan.open_judge() as asked, plan.open_file(asked) as writer:
         outside_loop(lambda: asyncio.run(Judging(plan, asked, writer).run()))
     return load_judged(plan.out)
+
+
+def require_use(rubric: Rubric, config: JudgeConfig) -> None:
+    """Refuse a rubric that needs a model without one, and a model that a rubric of rules does not ask.
+
+    Raises:
+        ConfigError: naming what to set.
+    """
+    if config.model is None:
+        rubric.require_rules()
+    elif not rubric.needs_model:
+        raise ConfigError(
+            f"judge.model={config.model}: rubric '{rubric.name}' never asks it, as every criterion has a rule"
+        )
 
 
 def read_rubric(rubric: RubricChoice) -> tuple[Rubric | None, str]:

@@ -177,6 +177,15 @@ class JudgeReward:
             rubric = self.rubric_for(task)
             _ = self._group_judge_of(rubric) if self._is_of_group else self._judge_of(rubric)
 
+    @property
+    def may_ask_run(self) -> bool:
+        """Whether it may ask the run's judge: it names none, and rules alone may not decide.
+
+        Raises:
+            ConfigError: if the rubric's file can't be read.
+        """
+        return self._judge is None and (self._is_of_group or self.rubric is None or self.rubric.needs_model)
+
     def _judge_of(self, rubric: Rubric) -> Judge:
         if self._judge is not None:
             return cast(Judge, self._judge)

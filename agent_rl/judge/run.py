@@ -22,13 +22,18 @@ CALLS, RUBRICS = "judge_calls.jsonl", "rubrics.json"
 
 
 def check_judges(config: JudgeConfig, env: EnvSpec) -> None:
-    """Refuse settings without a judge for an environment's rubrics.
+    """Refuse settings without a judge for an environment's rubrics, and those of a judge that nothing asks.
 
     Raises:
         ConfigError: naming what to set.
     """
     with use_judge(_model_of(config)):
         require_judges(env)
+    given = judge_rewards(env)
+    if config.model is None or config.evolve or any(own.may_ask_run for _, own in given):
+        return
+    why = "its judges need no model, or name their own" if given else "it has no @ar.judge"
+    raise ConfigError(f"judge.model={config.model}: nothing in {env.id} asks it, as {why}; leave it out")
 
 
 @contextmanager

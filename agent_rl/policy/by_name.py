@@ -81,13 +81,26 @@ class _Settings(Section):
 
 
 def sampling_params(policy: PolicyConfig, temperature: float = 1.0, max_tokens: int | None = None) -> SamplingParams:
-    """Return how to sample a policy that is chosen by name; a checkpoint may say how long its replies are."""
+    """Return how to sample a policy that is chosen by name; a checkpoint may say how long its replies are.
+
+    Raises:
+        CheckpointError: if the checkpoint's own settings are damaged.
+    """
     file = model_folder(policy.folder) / "generation_config.json"
     try:
         own = json.loads(file.read_text(encoding="utf-8")).get("max_new_tokens") if file.is_file() else None
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} is damaged: it is no JSON object; remove it, or take another folder") from error
     return SamplingParams(temperature=temperature, max_tokens=max_tokens or own or 1024)
+
+
+def ignored_sampling(policy: PolicyConfig, temperature: float, max_tokens: int | None) -> str:
+    """Return a note on how to sample that the policy has no use for; an empty string if there is nothing to say."""
+    if policy.name not in POLICIES or "params" in inspect.signature(POLICIES[policy.name]).parameters:
+        return ""
+    asked = {"temperature": temperature if temperature != 1.0 else None, "max_tokens": max_tokens}
+    names = " ".join(f"{name}={value:g}" for name, value in asked.items() if value is not None)
+    return f"{names}: policy={policy.name} does not sample, so that it changes nothing" if names else ""
 
 
 def model_folder(folder: str) -> Path:

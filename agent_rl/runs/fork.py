@@ -20,7 +20,7 @@ from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.registry import load_once, spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
-from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_params
+from agent_rl.policy import AnyPolicy, PolicyConfig, ignored_sampling, open_policy, sampling_params
 from agent_rl.policy.human import HumanPolicy
 from agent_rl.replay.fork import fork_jobs, verify_prefix
 from agent_rl.replay.play import play_episode
@@ -146,6 +146,8 @@ def start_fork(
     progress.say(f"Replayed {turns} of the episode: the same as recorded.")
     out = episode_file(settings.out or free_folder("fork"))
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
+    if note := ignored_sampling(settings.policy, settings.temperature, settings.max_tokens):
+        progress.say(f"[yellow]{note}.[/yellow]")
     if settings.policy.name == HUMAN or player is not None:
         chosen: AbstractContextManager[AnyPolicy | None] = nullcontext(player)
     else:

@@ -25,7 +25,7 @@ from agent_rl.gym.mixture import EnvironmentSettings, EnvSetting, load_environme
 from agent_rl.gym.registry import EnvSpec, load_once
 from agent_rl.gym.tasks import EVAL
 from agent_rl.judge.config import JudgeConfig
-from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_params
+from agent_rl.policy import AnyPolicy, PolicyConfig, ignored_sampling, open_policy, sampling_params
 from agent_rl.policy.by_name import POLICIES
 from agent_rl.rollout import Evaluation, Job, split_jobs, stream_finished, summarise
 from agent_rl.rollout.fit import check_policy_fit
@@ -225,6 +225,8 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
         load_once(imported)
     jobs = rollout_jobs(settings)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
+    if note := ignored_sampling(settings.policy, settings.temperature, settings.max_tokens):
+        progress.say(f"[yellow]{note}.[/yellow]")
     env = _environment(settings)
     if settings.split == EVAL and (note := env.tasks.describe_held_out()):
         progress.say(f"[yellow]{settings.env_id}: {note}.[/yellow]")
