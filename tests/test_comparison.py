@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agent_rl as ar
-from agent_rl.rollout.comparison import compare, pass_at_k, pass_hat_k, pass_rates
+from agent_rl.rollout.comparison import compare, compare_means, pass_at_k, pass_hat_k, pass_rates
 from tests.doubles import example_episode
 
 
@@ -58,6 +58,13 @@ def test_compare_tells_a_difference_from_chance(n: int) -> None:
     assert same.p == pytest.approx(1, abs=0.01) and same.interval[0] < 0 < same.interval[1]
     equal, _ = compare(episodes(*[[0]] * n), episodes(*[[0]] * n))
     assert equal.p == 1 and equal.interval == (0, 0)
+
+
+def test_p_of_large_values_counts_what_was_seen() -> None:
+    tokens = [8603.280605772534, 5217.21480021407, 2730.9915147849097, 2309.572530395324]
+    tokens += [5229.034882371091, 8138.9974954886575, 425.79999534423376, 851.6640767847728]
+    found = compare_means("tokens", {str(n): 0.0 for n in range(8)}, {str(n): each for n, each in enumerate(tokens)})
+    assert found is not None and found.p == 2 / 2**8  # all signs up, or all down; their sums differ in the last digit
 
 
 def test_compare_of_other_tasks_is_refused() -> None:

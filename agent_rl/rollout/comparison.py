@@ -181,7 +181,7 @@ def _means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 def _p_value(differences: npt.NDArray[np.float64]) -> float:
     differing = differences[differences != 0]
-    n, size = len(differing), abs(float(differing.sum())) - 1e-12
+    n, size = len(differing), abs(float(differing.sum())) - 1e-12 * float(np.abs(differing).sum())  # sums are rounded
     if n <= EXACT:
         signs = np.array(list(product((-1, 1), repeat=n))).reshape(2**n, n)
         return float(np.mean(np.abs(signs @ differing) >= size))
