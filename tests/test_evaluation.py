@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent_rl.core.episode import Outcome, Reward, StopReason
 from agent_rl.rollout import Rate, summarise
+from agent_rl.rollout.evaluation import rate_interval
 from tests.doubles import example_episode
 
 
@@ -27,6 +28,12 @@ def test_rate_interval_contains_the_rate(counts):
     assert 0 <= low <= rate.value <= high <= 1
     mirrored = Rate(rate.n - rate.successes, rate.n).interval
     assert mirrored == pytest.approx((1 - high, 1 - low))
+
+
+@pytest.mark.parametrize(("successes", "sizes"), [([4], [8]), ([2, 4], [4, 8])])
+def test_rate_interval_of_equal_tasks_has_a_width(successes, sizes):
+    low, high = rate_interval(successes, sizes)
+    assert (low + high) / 2 == pytest.approx(0.5) and high - low > 0.7  # of one task and of two, whatever its samples
 
 
 def test_rate_of_nothing_is_nan():

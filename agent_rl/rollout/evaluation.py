@@ -48,10 +48,7 @@ class Rate:
         """The 95 % confidence interval."""
         if not self.n:
             return (0.0, 1.0)
-        z, p, n = 1.959964, self.value, self.n
-        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return (max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))  # min and max: rounding at 0 and 1
+        return _wilson(self.value, self.n)
 
     def __str__(self) -> str:
         if not self.n:
@@ -68,9 +65,16 @@ def rate_interval(successes: Sequence[int], sizes: Sequence[int]) -> tuple[float
     rate, tasks = Rate(sum(successes), sum(sizes)), len(sizes)
     if tasks == rate.n:
         return rate.interval
-    if rate.successes in (0, rate.n):  # no bootstrap doubts what is all the same
-        return Rate(min(rate.successes, tasks), tasks).interval
+    if all(own * rate.n == rate.successes * n for own, n in zip(successes, sizes, strict=True)):
+        return _wilson(rate.value, tasks)  # no bootstrap doubts what is the same in all tasks, or in the only one
     return interval_of_sums(successes, sizes)
+
+
+def _wilson(p: float, n: int) -> tuple[float, float]:
+    z = 1.959964
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return (max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))  # min and max: rounding at 0 and 1
 
 
 @dataclass(frozen=True, slots=True)
