@@ -100,6 +100,8 @@ def test_criteria_without_ids_keep_theirs_when_others_are_added() -> None:
         ("criteria:\n- {id: a, text: x}\n- {id: a, text: y}", "two criteria with the id 'a'"),
         ("criteria:\n- text: a\n  weight: -1", "no positive weight to divide by: set normalize to absolute"),
         ("normalize: mean\ncriteria: [a]", "the rubric: normalize='mean'"),
+        ("normalize: none\ncriteria:\n- {text: a, gate: true}", "has gates only"),
+        ("clip: [1, 0]\ncriteria: [a]", "has clip=[1.0, 0.0]: give the least score, then the most"),
         ("criteria: [a", "can't be read"),
         ("just a text", "no rubric in JSON"),
         ("7", "7 is no rubric"),
@@ -261,7 +263,10 @@ def test_paperbench_leaves_without_weight_are_left_out(caplog: pytest.LogCapture
     ("value", "said"),
     [
         ([{"criterion": "a", "points": 0}], "no criterion of this HealthBench rubric has a weight"),
-        ({"criteria": [{"name": "a", "text": "b", "weight": -1}]}, "criterion 'a' has a negative weight"),
+        ({"criteria": [{"name": "a", "text": "b", "weight": -1}]}, "criterion 'a' has weight=-1"),
+        ({"criteria": [{"name": "a", "text": "b", "weight": "-1"}]}, "criterion 'a' has weight='-1'"),
+        ({"requirements": "r", "sub_tasks": [{"id": "x", "requirements": "s"}]}, "node 'x' has weight=None"),
+        ({"requirements": "r", "sub_tasks": [{"id": "x", "weight": 1}], "id": "r"}, "has no requirements"),
         ([{"criterion": "a", "points": -1}], "no positive weight to divide by"),
         ({"criteria": [{"name": "a", "text": "b", "rule": {"contains": "x"}}]}, "has no key 'name'"),
         ({"rubrics": "x"}, "the rubric has no"),
@@ -270,3 +275,9 @@ def test_paperbench_leaves_without_weight_are_left_out(caplog: pytest.LogCapture
 def test_foreign_rubrics_say_what_is_wrong(value: JSON, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         rubric_of(value)
+
+
+def test_load_rubrics_keeps_separators_in_a_text(tmp_path: Path) -> None:
+    text, file = "Is a line.\u2028Or two.\x85", tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"criteria": [text]}, ensure_ascii=False) + "\n", encoding="utf-8-sig")
+    assert load_rubrics(file)["0"].criteria[0].text == text

@@ -98,6 +98,7 @@ def test_rule_without_an_answer_is_a_fault(
         ({"contains": []}, "the list is empty"),
         ({"contains": "x", "negate": "no"}, "negate='no' is no bool"),
         ({"number": 1, "tolerance": "much"}, "tolerance='much' is no float"),
+        ({"number": 1, "tolerance": -1}, "tolerance=-1 allows nothing"),
         ({"number": "x"}, "'x' is no number"),
         ({"regex": "(a"}, "is no pattern"),
         ({"regex": 3}, "is no pattern: put it in quotes"),

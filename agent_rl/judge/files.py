@@ -144,14 +144,14 @@ def _read(path: Path) -> JSON:
         ".yaml": safe_load,
         ".yml": safe_load,
         ".json": json.loads,
-        ".jsonl": lambda text: [json.loads(line) for line in text.splitlines() if line.strip()],
+        ".jsonl": lambda text: [json.loads(line) for line in text.split("\n") if line.strip()],
         ".toml": _read_toml,
     }
     if path.suffix not in readers:
         raise ConfigError(f"rubric={path} is no rubric file: it ends in {', '.join(readers)}")
     try:
-        content = readers[path.suffix](path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, YAMLError) as error:
+        content = readers[path.suffix](path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, YAMLError, RecursionError) as error:
         raise ConfigError(f"the rubric {path} can't be read: {' '.join(str(error).split())}") from error
     return cast(JSON, json.loads(json.dumps(content, default=str)))  # YAML makes dates of 2024-01-01
 
@@ -168,7 +168,7 @@ def _rubric(value: JSON, name: str, where: str) -> Rubric:
     if isinstance(value, str):
         try:
             value = cast(JSON, json.loads(value))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{prefix}{value!r:.60} is no rubric in JSON: {error}") from error
     try:
         return _checked(_in_our_format(value), name)

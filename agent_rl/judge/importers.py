@@ -38,6 +38,13 @@ def _have(items: Sequence[_Row], *keys: str) -> bool:
     return bool(items) and all(any(key in item for key in keys) for item in items)
 
 
+def _has_weight(item: _Row, where: str) -> float:
+    weight = item.get("weight")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or weight < 0:
+        raise ConfigError(f"{where} has weight={weight!r}: give a number from 0 on, as its format does")
+    return weight
+
+
 def _weighed(criteria: Sequence[dict[str, JSON]], format: str) -> list[JSON]:
     kept: list[JSON] = [criterion for criterion in criteria if criterion["weight"] != 0]
     if len(kept) < len(criteria):
@@ -87,11 +94,11 @@ def _is_open_instruct(value: JSON) -> bool:
 
 
 def _open_instruct(value: JSON) -> _Row:
-    found = _ground_truth(value)
-    row = found if isinstance(found, Mapping) else {}
-    types = cast("Sequence[str]", row.get("rubrics_types") or ())
+    rubrics = _ground_truth(value)
+    row = rubrics if isinstance(rubrics, Mapping) else {}
+    types = found if isinstance(found := row.get("rubrics_types"), list | tuple) else ()
     criteria = list[dict[str, JSON]]()
-    for number, item in enumerate(_items(found, "rubrics")):
+    for number, item in enumerate(_items(rubrics, "rubrics")):
         title, text = item.get("title"), next(item[key] for key in DESCRIPTIONS if key in item)
         criteria.append(
             {
@@ -120,8 +127,7 @@ def _verifiers(value: JSON) -> _Row:
     for item in _items(value, "criteria"):
         rest = {key: each for key, each in item.items() if key != "name"}
         criteria.append({"weight": 1.0, "view": "transcript", **rest, "id": item["name"]})
-        if cast(float, criteria[-1]["weight"]) < 0:
-            raise ConfigError(f"criterion '{item['name']}' has a negative weight, which verifiers has not: drop it")
+        _has_weight(criteria[-1], f"criterion '{item['name']}'")
     return {"criteria": _weighed(criteria, "verifiers")}
 
 
@@ -139,16 +145,16 @@ def _paperbench(value: JSON) -> _Row:
 def _leaves(node: _Row, share: float, above: tuple[str, ...]) -> Iterator[dict[str, JSON]]:
     """Yield the leaves of a node, with the requirements above them; its share of the tree's score is given."""
     children = _items(node, "sub_tasks")
+    if missing := [key for key in ("requirements", *(() if children else ("id",))) if key not in node]:
+        raise ConfigError(f"node {str(dict(node))[:80]} has no {' and no '.join(missing)}")
     requirements = str(node["requirements"])
     if not children:
         text = f"{requirements}\n(Part of: {' / '.join(above)})" if above else requirements
         category = node.get("task_category")
         yield {"id": str(node["id"]), "text": text, "weight": share, "tags": [category] if category else []}
-    total = sum(cast(float, child["weight"]) for child in children)
-    for child in children:
-        weight = cast(float, child["weight"])
-        if weight < 0:
-            raise ConfigError(f"node '{child['id']}' has weight={weight}: PaperBench has none below 0")
+    weights = [_has_weight(child, f"node '{child.get('id')}'") for child in children]
+    total = sum(weights)
+    for child, weight in zip(children, weights, strict=True):
         yield from _leaves(child, share * weight / total if total else 0.0, (*above, requirements))
 
 

@@ -85,6 +85,10 @@ class Rubric:
         twice = [id for id, n in Counter(c.id for c in self.criteria).items() if n > 1]
         if twice:
             raise ConfigError(f"rubric '{self.name}' has two criteria with the id '{twice[0]}': rename one")
+        if all(c.gate for c in self.criteria):
+            raise ConfigError(f"rubric '{self.name}' has gates only, which multiply: give it a criterion that is none")
+        if self.clip is not None and not self.clip[0] < self.clip[1]:
+            raise ConfigError(f"rubric '{self.name}' has clip={list(self.clip)}: give the least score, then the most")
         if self.normalize == "positive" and not any(c.weight > 0 for c in self.criteria if not c.gate):
             raise ConfigError(f"rubric '{self.name}' has no positive weight to divide by: set normalize to absolute")
 

@@ -62,6 +62,8 @@ def check_rule(rule: Rule) -> None:
         accepted = (int, float) if options[name] is float else options[name]
         if not isinstance(option, accepted) or (options[name] is float and isinstance(option, bool)):
             raise ConfigError(f"rule '{rule.kind}': {name}={option!r} is no {options[name].__name__}")
+        if options[name] is float and not 0 <= cast(float, option) < math.inf:
+            raise ConfigError(f"rule '{rule.kind}': {name}={option!r} allows nothing: give a number from 0 on")
     if task_key(rule.value) is None:
         try:
             kind.check(rule.value)
