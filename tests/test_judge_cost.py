@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from agent_rl.cli import main
+from agent_rl.core.usage import Usage
 from agent_rl.judge import estimate
 from agent_rl.judge.judged import load_judged
 from agent_rl.policy import openai_client
@@ -63,6 +66,23 @@ def test_estimate_says_what_run_then_takes(capsys: pytest.CaptureFixture[str]) -
         tokens = re.search(r"tokens: ~(\d+)(?: to (\d+))? in, ~20 out", said)
         assert tokens is not None and 190 <= int(tokens[1]) <= int(tokens[2] or tokens[1]) <= 210  # 100 a call
         assert len(server.asked) == 10
+
+
+def test_estimate_passes_over_logged_comparisons(capsys: pytest.CaptureFixture[str]) -> None:
+    task = {"role": "user", "content": "Task:\n\nCriteria:\n- Good."}
+    body = {"model": "m", "messages": [{"role": "system", "content": "Compare."}, task]}
+    with FakeOpenAI(FakeJudge()) as server:
+        call(capsys, server, "run", "-o", "a.jsonl")
+        with Path("calls.jsonl").open("a") as log:
+            log.write(
+                json.dumps(
+                    {"key": "0" * 64, "request": body, "answer": {"content": ""}, "usage": asdict(Usage("m", 9, 9))},
+                    separators=(",", ":"),
+                )
+                + "\n"
+            )
+        status, said = call(capsys, server, "estimate", "judge.samples=2", "judge.permute=false", "-o", "b.jsonl")
+    assert status == 0 and "calls: 6 for 6 episodes; 6 are in" in said and "6 logged calls took" in said
 
 
 def test_run_with_other_weights_makes_no_call(capsys: pytest.CaptureFixture[str]) -> None:

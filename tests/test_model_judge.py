@@ -116,11 +116,12 @@ def test_model_judge_shows_a_transcript_with_its_tools() -> None:
     assert shown[0]["calls"] == [{"tool": "roll", "arguments": {"sides": 6}}]
 
 
-def test_model_judge_goes_without_a_schema_where_servers_refuse_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [400, 501])
+def test_model_judge_goes_without_a_schema_where_servers_refuse_it(status: int, tmp_path: Path) -> None:
     truth = FakeJudge()
 
     def old(body: dict[str, Any]) -> Any:
-        return failed(400, "response_format is not supported") if "response_format" in body else truth(body)
+        return failed(status, "response_format is not supported") if "response_format" in body else truth(body)
 
     log = tmp_path / "calls.jsonl"
     with FakeOpenAI(old) as server:

@@ -144,9 +144,11 @@ def _texts(body: Mapping[str, JSON]) -> tuple[str, ...]:
 
 
 def _menus(body: Mapping[str, JSON]) -> dict[str, list[str]]:
-    """Return the choices of each criterion that a request asks for."""
-    lines = _texts(body)[1].rpartition("\nCriteria:\n")[2].splitlines()
-    return {asked["id"]: asked["choices"] for asked in map(json.loads, lines)}
+    """Return the choices of each criterion that a request asks for; none of a comparison, or of one for proposals."""
+    before, _, lines = _texts(body)[1].rpartition("\nCriteria:\n")
+    if not before or not lines.startswith("{"):
+        return {}
+    return {asked["id"]: asked["choices"] for asked in map(json.loads, lines.split("\n"))}
 
 
 def _seen(log: Path, model: str, count: Callable[[str], int]) -> Iterator[Span]:
@@ -157,9 +159,10 @@ def _seen(log: Path, model: str, count: Callable[[str], int]) -> Iterator[Span]:
             continue
         call = json.loads(line)
         body, used = call["request"], call["usage"]
-        if body["model"] == model and used["input_tokens"] and used["output_tokens"] and len(body["messages"]) == 2:
+        is_counted = bool(used["input_tokens"] and used["output_tokens"])
+        if body["model"] == model and is_counted and len(body["messages"]) == 2 and (menus := _menus(body)):
             left -= 1
-            yield used["input_tokens"] / sum(map(count, _texts(body))), used["output_tokens"] / len(_menus(body))
+            yield used["input_tokens"] / sum(map(count, _texts(body))), used["output_tokens"] / len(menus)
 
 
 def _usual(values: Sequence[float]) -> Span:

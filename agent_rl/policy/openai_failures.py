@@ -41,7 +41,8 @@ class AttemptError(Exception):
 def is_passing(error: openai.APIStatusError) -> bool:
     """Whether another attempt may not meet the same."""
     is_spent = error.code == "insufficient_quota"
-    return not is_spent and (error.status_code in _PASSING or error.status_code >= 500)
+    is_of_server = error.status_code >= 500 and error.status_code != 501  # which says that it never will
+    return not is_spent and (error.status_code in _PASSING or is_of_server)
 
 
 def is_too_long(error: openai.APIStatusError, said: str) -> bool:
