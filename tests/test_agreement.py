@@ -192,6 +192,12 @@ def test_label_files_errors_name_the_line_and_value(tmp_path: Path, text: str, p
         agree([judged("e0", RUBRIC, "yes", "no")], read_labels(file), RUBRIC)
 
 
+def test_label_files_pass_over_spaces_around_values(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text("episode_id,criterion_id,label,rater,family\ne,c,1,Ann,m\ne,d,1, Ann, m\n")
+    assert {(label.rater, label.family) for label in read_labels(file)} == {("Ann", "m")}
+
+
 def test_agreement_refuses_what_does_not_fit() -> None:
     one = judged("e0", RUBRIC, "yes", "no")
     with pytest.raises(ConfigError, match="'e0' is judged twice"):

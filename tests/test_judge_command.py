@@ -209,6 +209,8 @@ def test_apply_replaces_rewards_and_keeps_the_old_ones(folder: Path, capsys: pyt
     assert "price@1#" in shown and "contains: met" in shown and "“49”" in shown
     status, said = call(capsys, "apply", "a.jsonl", "-o", "new")
     assert status == 1 and "has 3 episodes already" in said
+    status, said = call(capsys, "apply", "a.jsonl", "-o", "nan", "--weight", "nan")
+    assert status == 1 and "weight=nan: give a finite number" in said and not Path("nan").exists()
     call(capsys, "apply", "a.jsonl", "--add")
     added = next(iter(read_episodes("a.episodes.jsonl")))
     assert added.reward == pytest.approx((old.reward or 0) + 1.0)

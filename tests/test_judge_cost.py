@@ -19,7 +19,7 @@ from agent_rl.judge.judged import load_judged
 from agent_rl.policy import openai_client
 from agent_rl.store.episodes import EpisodeWriter
 from tests.fake_judge import FakeJudge, answered
-from tests.fake_openai import Answer, Body, FakeOpenAI
+from tests.fake_openai import Answer, Body, FakeOpenAI, failed
 
 RUBRIC = """
 name: words
@@ -106,6 +106,15 @@ def test_run_stops_at_its_cost_and_continues(capsys: pytest.CaptureFixture[str])
         assert "--max-cost 0.3" in said and len(server.asked) == 3
         assert not any(j.faults for j in load_judged("a.jsonl").judgements)
         assert call(capsys, server, "run", *words)[0] == 0 and len(server.asked) == 6
+
+
+def test_run_counts_an_episode_that_is_judged_again_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("judge.prices=prices.yaml", "judge.concurrency=1", "judge.retries=0", "-o", "a.jsonl")
+    with FakeOpenAI(lambda _: failed(500)) as server:
+        assert call(capsys, server, "run", *words)[0] == 0
+    with FakeOpenAI(FakeJudge()) as server:
+        status, said = call(capsys, server, "run", "--max-cost", "0.3", *words)
+    assert status == 1 and "6 episodes are judged in a.jsonl" in said
 
 
 def test_run_stopped_by_a_signal_continues(capsys: pytest.CaptureFixture[str]) -> None:

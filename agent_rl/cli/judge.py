@@ -64,12 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
         stop = Stop(progress.say, "Stopping; Ctrl-C again does not wait for what is under way.")
         is_stopped = _judge(judging, stop)
         logged = judge.caller.logged if isinstance(judge, ModelJudge) else 0
-    state = f"{len(judging.writer.before.episodes) + judging.done} episodes are judged in {plan.out}"
+    judged = load_judged(plan.out)
+    state = f"{len(judged.episodes)} episodes are judged in {plan.out}"
     again = f"continue with: {_again(arguments)}"
     if is_stopped:
         print(f"Stopped; {state}; {again}")
         return 130
-    judged = load_judged(plan.out)
     _print(judged, plan.config.prices, as_json=False)
     if logged:
         print(f"{logged:,} calls were in {plan.calls}, and not made again")

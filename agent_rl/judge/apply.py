@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -50,9 +51,11 @@ def apply_judged(
         episodes: where the episodes are now; None for where they were judged.
 
     Raises:
-        ConfigError: if the new file has episodes already.
+        ConfigError: if the new file has episodes already, or the weight is not finite.
         StoreError: if the episodes are gone, or can't be read.
     """
+    if not math.isfinite(weight):
+        raise ConfigError(f"weight={weight}: give a finite number")
     source, target = episodes_of(judged, episodes), episode_file(out)
     if stored := len(episode_ids(target)):
         raise ConfigError(f"{target} has {stored} episodes already: name another file with -o FILE")

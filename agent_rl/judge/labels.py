@@ -78,8 +78,10 @@ def _checked(rows: csv.DictReader[str], file: Path) -> list[Label]:
         for column in COLUMNS:
             if not (row[column] or "").strip():
                 raise ConfigError(f"{where}: {column} is empty: {dict(row)}; leave out lines without a label")
-        episode, criterion, said = (row[column].strip() for column in COLUMNS)
-        label = Label(episode, criterion, said, row.get("rater") or "", row.get("family") or "", where)
+        episode, criterion, said, rater, family = (
+            (row.get(column) or "").strip() for column in (*COLUMNS, "rater", "family")
+        )
+        label = Label(episode, criterion, said, rater, family, where)
         key = (label.episode, label.criterion, label.rater)
         if key in found:
             raise ConfigError(
