@@ -101,7 +101,7 @@ def test_stats_fits_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "R0 was measured before the first update: 0.125" in out
     assert "fitted to all of them:  R0 0.125, A 0.750, B 1.50, C_mid 400" in out and "first 15 points, 25%" in out
     assert picture.read_text().startswith("<svg") and "forecast" in picture.read_text()
-    assert main(["stats", run, "--fit", "eval/dev/greedy/success", "--json"]) == 0
+    assert main(["stats", run, "--fit", "eval/dev/greedy/success", "--json", "--svg", str(picture)]) == 0
     table = json.loads(capsys.readouterr().out)
     assert table["points"][0] == [320.0, 0.5] and table["fitted"] == 5 and table["rms_error_rest"] < 1e-6
 
@@ -112,3 +112,5 @@ def test_stats_names_the_metrics_to_fit(tmp_path: Path, capsys: pytest.CaptureFi
     assert "Did you mean 'rollout/success'?" in capsys.readouterr().err
     assert main(["stats", run, "--svg", "x.svg"]) == 1
     assert "give --fit, too" in capsys.readouterr().err
+    assert main(["stats", run, run, "--fit", "--where", "step>9"]) == 1
+    assert "--fit reads the metrics of one run: leave out RUN2, --where" in capsys.readouterr().err

@@ -137,6 +137,9 @@ def test_comparison_of_runs_is_by_task() -> None:
     assert [c.measure for c in found["", ""]] == ["success", "reward", "turns", "tool calls", "tokens sampled"]
     assert found["", ""][2].difference == 0 and found["level", "1"][0].tasks == 1
     assert compare_statistics(statistics_of(worse), statistics_of([])) == {}
+    keys = ["split", "level", "purpose", "env", "ending"]
+    named = compare_statistics(statistics_of(worse, keys), statistics_of(better, keys))
+    assert list(dict.fromkeys(key for key, _ in named)) == ["", *keys]
 
 
 def test_stats_command_prints_a_run(

@@ -34,7 +34,8 @@ def print_fit(arguments: argparse.Namespace) -> int:
         from agent_rl.view.curve import forecast_svg
 
         Path(arguments.svg).write_text(forecast_svg(found, arguments.fit), encoding="utf-8")
-        print(f"picture: {arguments.svg}")
+        if not arguments.json:
+            print(f"picture: {arguments.svg}")
     return 0
 
 

@@ -38,12 +38,18 @@ def stats(arguments: argparse.Namespace) -> int:
 
     Raises:
         StoreError: if there is no such file, or a line can't be read.
-        ConfigError: if no episode fits, a filter has no meaning, or two runs have no scored task in common.
+        ConfigError: if no episode fits, a filter or an option beside others has no meaning, or two runs have no scored
+            task in common.
     """
     if arguments.fit is not None:
+        options = {"RUN2": "second", "--by": "by", "--where": "where", "--departures": "departures"}
+        if given := [option for option, name in options.items() if getattr(arguments, name)]:
+            raise ConfigError(f"--fit reads the metrics of one run: leave out {', '.join(given)}")
         return print_fit(arguments)
     if arguments.svg is not None:
         raise ConfigError("--svg draws a fit: give --fit, too")
+    if arguments.departures and arguments.second is not None:
+        raise ConfigError("--departures lists what went wrong in one run: give one")
     found = _read(arguments.first, arguments)
     if arguments.second is not None:
         return _compare(found, _read(arguments.second, arguments), arguments)

@@ -226,7 +226,7 @@ def compare_statistics(first: Statistics, second: Statistics) -> dict[tuple[str,
     """
     pairs = {("", ""): (first.total, second.total)}
     tags, others = first.tags, second.tags
-    for key in tags.keys() & others.keys():
+    for key in (key for key in tags if key in others):  # in an order that no hash decides
         pairs |= {(key, tag): (tally, others[key][tag]) for tag, tally in tags[key].items() if tag in others[key]}
     found = {}
     for name, (one, other) in pairs.items():
