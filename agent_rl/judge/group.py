@@ -1,8 +1,9 @@
 """GroupModelJudge: a served model compares the episodes of one task, all in one call or pair by pair.
 
 A response has no number but an id that no policy can know, and scores are read by it. Every set of responses is shown
-in an order and in its reverse, so that a judge that goes by places gives all the same score: a flip is a pair whose
-two orders have different winners.
+in an order and in its reverse: a flip is a pair whose two orders have different winners. A judge that goes by places
+so gives all the same score in pairs, and in one call if its scores fall or rise evenly from place to place; one that
+favours the first of many alone still favours those at both ends of the order, which a secret draws.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class GroupRanking:
 
     @property
     def flip_rate(self) -> float:
-        """The share of flips: 1 of a judge that goes by places; NaN without pairs."""
+        """The share of flips: 1 of a judge that tells all places apart and goes by them; NaN without pairs."""
         return self.flips / self.pairs if self.pairs else np.nan
 
 
