@@ -21,6 +21,7 @@ from agent_rl.gym.budget import Budget
 from agent_rl.pacing import Pace
 from agent_rl.policy import openai_client
 from agent_rl.policy.openai_failures import retry_after
+from agent_rl.rollout.usage import usage_totals
 from agent_rl.store.codec import dump_line, load_line
 from tests.doubles import run_dice
 from tests.fake_openai import HANG, Answer, FakeOpenAI, called, failed, said
@@ -110,6 +111,7 @@ def test_openai_policy_ends_at_length_and_full_context() -> None:
     full, _ = played([ROLL, failed(400, "This model's maximum context length is 8 tokens")])
     assert (full.stop_reason, full.outcome, full.reward) == (StopReason.LENGTH, Outcome.TRUNCATED, 0.0)
     assert [u.finish_reason for u in full.usage] == ["tool_calls", "context_length"]
+    assert usage_totals(full.usage).latency.p50 == full.usage[0].seconds  # of the one that was answered
     spent, server = played([ROLL, said("6")], Budget(tokens=150))
     assert spent.reward == 1.0 and [body.get("max_tokens") for body in server.asked] == [150, 40]
     spent, _ = played([ROLL, said("6")], Budget(tokens=110))

@@ -70,7 +70,7 @@ class UsageTotals:
     uncounted: int
     """Replies whose tokens the server did not say: the sums lack them."""
     latency: Quantiles
-    """Of the replies, in seconds: of the attempt that was answered."""
+    """Of the replies, in seconds: of the attempt that was answered, not of a refusal for its length."""
     errors: Mapping[str, int]
     """Attempts that failed, by class."""
 
@@ -90,7 +90,7 @@ def usage_totals(replies: Sequence[Usage]) -> UsageTotals:
         output_tokens=sum(u.output_tokens or 0 for u in replies),
         reasoning_tokens=sum(u.reasoning_tokens for u in replies),
         uncounted=sum(u.input_tokens is None for u in replies),
-        latency=Quantiles.of([u.seconds for u in replies if u.finish_reason]),
+        latency=Quantiles.of([u.seconds for u in replies if u.seconds]),
         errors=dict(Counter(error for u in replies for error in u.errors)),
     )
 
