@@ -112,6 +112,13 @@ def test_run_takes_rubrics_of_tasks(folder: Path, capsys: pytest.CaptureFixture[
     judged = load_judged("own.jsonl")
     assert status == 0 and [j.score for j in judged.judgements] == [1.0, 1.0, 1.0, 0.0]
     assert judged.rubric_of(judged.episodes[1]).criteria[0].rule == ar.Rule("contains", "forty-nine")
+    of_weights = [
+        replace(each, rubric=replace(own, criteria=(replace(own.criteria[0], weight=weight),)))
+        for each, weight in zip(judged.episodes, (1.0, 1.0, 2.0, 2.0), strict=True)
+        if (own := each.rubric) is not None
+    ]
+    rows = summarise_judged(replace(judged, episodes=tuple(of_weights))).criteria
+    assert [(row.criterion.weight, row.n, row.mean.value) for row in rows] == [(1.0, 2, 1.0), (2.0, 2, 0.5)]
     status, said = call(capsys, "run", "run", "task:rubrik")
     assert status == 1 and "the task of episode 'e0' has no 'rubrik'. Did you mean 'rubric'?" in said
 

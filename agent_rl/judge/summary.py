@@ -49,6 +49,7 @@ class JudgedSummary:
     suspect: Rate
     """Episodes whose text addresses the judge, or looks like its reply."""
     criteria: tuple[CriterionSummary, ...]
+    """By id and weight."""
     usage: UsageTotals
     """Of the calls that were made."""
     seconds: Quantiles
@@ -63,12 +64,16 @@ def summarise_judged(judged: Judged, prices: Prices | None = None) -> JudgedSumm
     Raises:
         ConfigError: if there are prices, and none of a model that was asked.
     """
-    verdicts: dict[str, list[tuple[str, Verdict]]] = defaultdict(list)
-    criteria: dict[str, Criterion] = {}
+    verdicts: dict[tuple[str, float], list[tuple[str, Verdict]]] = defaultdict(list)
+    criteria: dict[tuple[str, float], Criterion] = {}
     for each in judged.episodes:
-        criteria |= {c.id: c for c in judged.rubric_of(each).criteria if c.id not in criteria}
+        weights = {}
+        for criterion in judged.rubric_of(each).criteria:  # tasks' own may give one id several weights
+            criteria.setdefault((criterion.id, criterion.weight), criterion)
+            weights[criterion.id] = criterion.weight
         for verdict in each.judgement.verdicts:
-            verdicts[verdict.criterion].append((each.group or each.judgement.episode, verdict))
+            if (weight := weights.get(verdict.criterion)) is not None:
+                verdicts[verdict.criterion, weight].append((each.group or each.judgement.episode, verdict))
     unscored = [j for j in judged.judgements if j.score is None]
     scores = ((each.group or each.judgement.episode, each.judgement.score) for each in judged.episodes)
     header = judged.header
@@ -81,7 +86,7 @@ def summarise_judged(judged: Judged, prices: Prices | None = None) -> JudgedSumm
         unscored=len(unscored),
         faults=dict(Counter(str(fault) for j in unscored for fault in dict.fromkeys(j.faults)).most_common()),
         suspect=Rate(sum(bool(j.suspect) for j in judged.judgements), len(judged.judgements)),
-        criteria=tuple(_of_criterion(criterion, verdicts[id]) for id, criterion in criteria.items()),
+        criteria=tuple(_of_criterion(criterion, verdicts[key]) for key, criterion in criteria.items()),
         usage=usage_totals(judged.usage),
         seconds=Quantiles.of([j.seconds for j in judged.judgements]),
         cost=None if prices is None else sum(price_of(used.model, prices).of(used) for used in judged.usage),
