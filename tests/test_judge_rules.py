@@ -130,6 +130,13 @@ def test_python_rules_see_the_episode_as_plain_data() -> None:
     assert judgement.score is None and judgement.faults == (JudgeFault.RULE, JudgeFault.RULE)
 
 
+@pytest.mark.parametrize(("said", "choice"), [("'no'", "yes"), ("'partly'", "partly"), ("True", "no")])
+def test_negated_python_rule_turns_choices_round(said: str, choice: str) -> None:
+    criterion: JSON = {"choices": ["no", "partly", "yes"], "rule": {"python": said, "negate": True}}
+    judgement = asyncio.run(RuleJudge().judge(episode_of("x"), load_rubric({"criteria": [criterion]})))
+    assert judgement.verdicts[0].choice == choice
+
+
 def test_python_rule_that_never_ends_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "PYTHON_SECONDS", 0.5)
     verdict = decide({"python": "[0 for _ in iter(int, 1)]"}, "x")

@@ -154,7 +154,9 @@ async def _evaluate(
         elif isinstance(value, bool):
             found[criterion.id] = _verdict(criterion, rule, value)
         elif value in criterion.choices:
-            found[criterion.id] = Verdict(criterion.id, value, criterion.value_of(value), "python")
+            choices = criterion.choices[::-1] if rule.options.get("negate") is True else criterion.choices
+            choice = choices[criterion.choices.index(value)]
+            found[criterion.id] = Verdict(criterion.id, choice, criterion.value_of(choice), "python")
         else:
             found[criterion.id] = _fault(criterion, f"{value!r:.100} is none of {', '.join(criterion.choices)}")
     return found
