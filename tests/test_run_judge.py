@@ -19,7 +19,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.log import CallLog
-from agent_rl.judge.run import CALLS, RUBRICS, check_judges, judge_of_worker, read_rubrics
+from agent_rl.judge.run import CALLS, RUBRICS, check_judges, judge_of_worker, read_rubrics, share_of_worker
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.rollout import RolloutSettings, floors_of, start_rollout
 from agent_rl.store.episodes import read_episodes
@@ -65,11 +65,17 @@ def test_rollout_is_judged_logged_and_counted(judge, tmp_path: Path, capsys: pyt
     assert len(server.asked) > asked and not [score for score in floors.scores if score.failed == len(episodes)]
 
 
-def test_model_that_nothing_asks_is_refused(tmp_path: Path):
-    for env, why in (("calculator-v0", "it has no @ar.judge"), ("research-v0", "its judges need no model")):
-        settings = RolloutSettings(env=env, out=str(tmp_path / "b"), judge=JudgeConfig(model="m"))
-        with pytest.raises(ConfigError, match=f"judge.model=m: nothing in {env} asks it, as {why}"):
-            start_rollout(settings, Progress())
+def test_judge_that_nothing_asks_is_refused(tmp_path: Path):
+    model, prices = JudgeConfig(model="m"), JudgeConfig(prices=str(tmp_path / "prices.yaml"))
+    for judge, env, why in (
+        (model, "calculator-v0", "model=m changes nothing: calculator-v0 has no @ar.judge"),
+        (model, "research-v0", "model=m changes nothing: the judges of research-v0 need no model"),
+        (prices, "calculator-v0", "prices.yaml changes nothing: calculator-v0 has no @ar.judge"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            start_rollout(RolloutSettings(env=env, out=str(tmp_path / "b"), judge=judge), Progress())
+    check_judges(prices, spec("research-v0"))
+    check_judges(share_of_worker(JudgeConfig(), 2), spec("calculator-v0"))
 
 
 def test_run_without_its_judge_is_refused_before(tmp_path: Path):

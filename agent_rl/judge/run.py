@@ -30,10 +30,14 @@ def check_judges(config: JudgeConfig, env: EnvSpec) -> None:
     with use_judge(_model_of(config)):
         require_judges(env)
     given = judge_rewards(env)
-    if config.model is None or config.evolve or any(own.may_ask_run for _, own in given):
+    settings = config.model_dump(exclude={"concurrency"}, exclude_defaults=True)  # several processes share it
+    if config.evolve or not settings or any(own.may_ask_run for _, own in given):
         return
-    why = "its judges need no model, or name their own" if given else "it has no @ar.judge"
-    raise ConfigError(f"judge.model={config.model}: nothing in {env.id} asks it, as {why}; leave it out")
+    if given and config.model is None:
+        return  # prices, of judges that the environment names
+    why = f"the judges of {env.id} need no model, or name their own" if given else f"{env.id} has no @ar.judge"
+    name, value = next(iter(settings.items()))
+    raise ConfigError(f"judge.{name}={value} changes nothing: {why}; leave it out")
 
 
 @contextmanager
