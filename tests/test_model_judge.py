@@ -25,6 +25,7 @@ from agent_rl.judge.reply import Answer, fold, is_quoted, majority, read_reply
 from agent_rl.judge.rubric import NOT_APPLICABLE, Criterion, Rubric, Rule
 from agent_rl.judge.suspect import suspicions
 from agent_rl.policy import openai_client
+from tests import fake_openai
 from tests.fake_judge import FINAL, PLANTED, UNANSWERED, WAYS, Asked, FakeJudge, answered, fair, reply, words_rubric
 from tests.fake_openai import FakeOpenAI, failed
 
@@ -182,6 +183,17 @@ def test_model_judge_stops_at_its_cost(tmp_path: Path) -> None:
     assert len(server.asked) == 2
     assert Counter(values(j)[0] for j in found) == {1.0: 2, JudgeFault.COST: 4}
     assert "judge.max_cost=2" in next(j.verdicts[0].detail for j in found if j.score is None)
+
+
+def test_model_judge_counts_the_cost_of_empty_answers(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("m: {input: 10000, output: 10000}\n")
+    counts = {"prompt_tokens": 100, "completion_tokens": 10}
+    with FakeOpenAI(lambda _: fake_openai.Answer({"choices": [], "usage": counts})) as server:
+        limits = {"prices": str(prices), "max_cost": 2.0, "concurrency": 1, "retries": 0}
+        found = judged(server, *(answered(f"alpha {i}") for i in range(6)), **limits)
+    assert len(server.asked) == 2
+    assert Counter(values(j)[0] for j in found) == {JudgeFault.SERVER: 2, JudgeFault.COST: 4}
 
 
 def test_model_judge_raises_what_no_call_can_mend() -> None:

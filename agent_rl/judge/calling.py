@@ -168,6 +168,8 @@ class Caller:
                 if not self._is_spent:
                     raise ConfigError(client.stop) from None
                 raise CallError(JudgeFault.COST, client.stop) from None
+            if used.input_tokens is not None:  # answers without a message cost, too
+                self._spend(used, 0, 0)
             fault = JudgeFault.TIMEOUT if tally.errors[-1:] == ["timeout"] else JudgeFault.SERVER
             self._log.fail(key, fault, str(error), used, about)
             if isinstance(error, RefusedError):

@@ -45,7 +45,8 @@ class JudgeConfig(Section):
     prices: str | None = None
     """A YAML file of what a million tokens cost, as `gpt-5-mini: {input: 0.25, cached: 0.025, output: 2}`."""
     max_cost: float | None = Field(None, gt=0)
-    """What all calls may cost, by the prices: criteria that it leaves out are not scored."""
+    """What all calls may cost, by the prices, each time that a run begins or goes on: criteria that it leaves out are
+    not scored."""
 
     evolve: bool = False
     """Whether the model proposes criteria in training, from what tells a task's episodes apart; they count from the
