@@ -167,6 +167,7 @@ def test_propose_shows_task_responses_and_criteria() -> None:
     ("reply", "why"),
     [
         (said("I would rather not."), "holds no object"),
+        (said("{" * 200_000 + '{"positive": ["Names beta."]}'), "holds no object"),
         (said('{"positive": "Names beta."}'), "no lists of texts"),
         (said('{"positive": ["Names', "length"), "cut: length"),
         (said(None, refusal="I can't."), "I can't."),
@@ -181,3 +182,12 @@ def test_propose_without_criteria_says_why(reply: Answer, why: str) -> None:
 def test_proposals_are_found_in_prose() -> None:
     text = '<think>{"positive": ["x"]}</think> Here {so}:\n```json\n{"negative": ["Names gamma."], "positive": []}\n```'
     assert [(c.text, c.weight) for c in read_proposals(text)] == [("Names gamma.", -1.0)]
+
+
+def test_proposal_with_half_a_character_can_be_evolved() -> None:
+    judge = EvolvingJudge(Words(), Proposes(read_proposals('{"positive": ["Names \\ud83d beta."]}')))
+    visit(judge)
+    (buffer,) = judge.buffers.values()
+    assert [known.criterion.text for known in buffer.active] == ["Names ? beta."]
+    with pytest.raises(ConfigError, match="holds half a character"):
+        Criterion("c", "Names \ud83d beta.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import Any
 
 from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.messages import JSON
@@ -12,6 +13,7 @@ from agent_rl.judge.evolve import MOST_PROPOSED
 from agent_rl.judge.evolving import EvolvingJudge, ProposalError
 from agent_rl.judge.model import ModelJudge
 from agent_rl.judge.prompt import as_json, as_shown, json_object, nonce, opening
+from agent_rl.judge.reply import MOST_BRACES
 from agent_rl.judge.rubric import Criterion, Rubric
 from agent_rl.rendering.chat_format import as_unicode
 
@@ -69,8 +71,11 @@ def read_proposals(content: str) -> tuple[Criterion, ...]:
         ProposalError: if it holds none that can be read.
     """
     content, decoder = content.rpartition("</think>")[2], json.JSONDecoder()
+    lists: list[tuple[float, Any]] = []
     at = content.find("{")
-    while at >= 0:
+    for _ in range(MOST_BRACES):
+        if at < 0:
+            break
         try:
             said, _ = decoder.raw_decode(content, at)
         except (ValueError, RecursionError):
@@ -79,11 +84,11 @@ def read_proposals(content: str) -> tuple[Criterion, ...]:
         if lists:
             break
         at = content.find("{", at + 1)
-    else:
+    if not lists:
         raise ProposalError(f"the reply holds no object with positive or negative criteria: {content[:200]!r}")
     if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for _, texts in lists):
         raise ProposalError(f"the reply's criteria are no lists of texts: {content[:200]!r}")
-    found = [(weight, text.strip()) for weight, texts in lists for text in texts if text.strip()]
+    found = [(weight, as_unicode(text.strip())) for weight, texts in lists for text in texts if text.strip()]
     return tuple(Criterion(f"proposal-{place}", text, weight) for place, (weight, text) in enumerate(found, 1))
 
 

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError
+from agent_rl.rendering.chat_format import as_unicode
 
 Normalize: TypeAlias = Literal["positive", "absolute", "none"]
 View: TypeAlias = Literal["answer", "transcript"]
@@ -54,6 +55,8 @@ class Criterion:
     def __post_init__(self) -> None:
         if not self.id or not self.text.strip():
             raise ConfigError(f"criterion '{self.id}': give an id and a text")
+        if any(as_unicode(each) != each for each in (self.id, self.text, *self.choices)):
+            raise ConfigError(f"criterion {self.id!a} holds half a character: {ascii(self.text)[:60]}")
         if not math.isfinite(self.weight) or self.weight == 0:
             raise ConfigError(f"criterion '{self.id}' has weight={self.weight}: give a finite number other than 0")
         if self.gate and self.weight < 0:
