@@ -144,6 +144,15 @@ def test_run_explains_mistakes(
     assert not Path("run/judged").exists()
 
 
+def test_score_interval_draws_tasks_and_not_their_groups(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path / "run") as writer:
+        for number, answer in enumerate(("49", "no")):  # two visits of one task
+            writer.write(answered(f"e{number}", answer, group_id=f"g{number}", task={"answer": "49"}))
+    rubric: dict[str, object] = {"criteria": [{"rule": {"contains": {"task": "answer"}}}]}
+    score = summarise_judged(judge_episodes(tmp_path / "run", rubric)).score
+    assert (score.low, score.value, score.high) == (0.5, 0.5, 0.5)
+
+
 class Costly:
     """Judges each episode for a tenth of a dollar; those in `faults` fail, each once."""
 

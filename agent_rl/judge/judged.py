@@ -70,9 +70,11 @@ class JudgedEpisode:
 
     judgement: Judgement
     group: str = ""
-    """The episode's group: samples of one task."""
+    """The episode's group: samples of one task, or all of an evaluation."""
     rubric: Rubric | None = None
     """The task's own."""
+    task: str = ""
+    """The task's `task_key`; empty in files of earlier versions."""
 
 
 @dataclass(frozen=True)

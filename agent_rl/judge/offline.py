@@ -20,6 +20,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.judgement import JudgeFault
 from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.gym.tasks import task_key
 from agent_rl.judge.base import Judge
 from agent_rl.judge.build import build_judge
 from agent_rl.judge.config import JudgeConfig
@@ -132,7 +133,7 @@ class Judging:
                 self.is_out_of_money = True
             else:
                 own = None if self.plan.rubric else rubric
-                self.writer.write(JudgedEpisode(judgement, episode.group_id, own))
+                self.writer.write(JudgedEpisode(judgement, episode.group_id, own, task_key(episode.task)))
                 self.done += 1
                 self.on_judged(self)
             if self.is_out_of_money:
