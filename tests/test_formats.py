@@ -99,6 +99,14 @@ def test_preferences_are_the_best_and_worst_of_a_group() -> None:
     assert [m["role"] for m in pair["prompt"]] == ["system", "user"]  # type: ignore[union-attr, index]
 
 
+def test_preferences_pair_no_two_tasks_of_an_evaluation() -> None:
+    def sample(id: str, reward: float, task: int) -> Episode:
+        return talked(id, group_id="eval-00000-sampled", task={"n": task}, rewards=(Reward("r", reward),))
+
+    episodes = [sample("a", 1.0, 0), sample("b", 0.0, 1), sample("c", 0.5, 1)]  # opened alike
+    assert [(pair["chosen_id"], pair["rejected_id"]) for pair in LINES["preferences"](episodes)] == [("c", "b")]
+
+
 def test_atif_holds_a_turns_ids_and_what_harbor_checks() -> None:
     trajectory = sampled([11, 12], at=0, prompt=[1, 2, 3])
     (row,) = LINES["atif"]([talked(trajectories=(trajectory,))])

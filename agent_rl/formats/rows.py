@@ -8,6 +8,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON
 from agent_rl.core.turns import turns
 from agent_rl.formats.chat import chat_messages
+from agent_rl.gym.tasks import task_key
 
 IGNORED = -100
 """The label of a token without a loss, as Hugging Face's and PyTorch's losses have it."""
@@ -40,14 +41,15 @@ def sft_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
 def preference_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
     """Yield the best and the worst sample of each group, where their rewards differ, as conversations of TRL's form.
 
-    The prompt is what the environment said first; two of a group that were opened differently are no pair.
+    The prompt is what the environment said first; two of a group that were opened differently are no pair, nor are two
+    of an evaluation, whose tasks are one group, with different tasks.
     """
-    best: dict[tuple[str, str], Episode] = {}
-    worst: dict[tuple[str, str], Episode] = {}
+    best: dict[tuple[str, str, str], Episode] = {}
+    worst: dict[tuple[str, str, str], Episode] = {}
     for episode in episodes:
-        key = (episode.env, episode.group_id)
         if episode.reward is None or episode.origin.greedy:
             continue
+        key = (episode.env, episode.group_id, task_key(episode.task))
         if key not in best or _reward(episode) > _reward(best[key]):
             best[key] = episode
         if key not in worst or _reward(episode) < _reward(worst[key]):
