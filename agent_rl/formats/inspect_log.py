@@ -11,12 +11,15 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.images import Image
 from agent_rl.core.messages import Message, without_nan
 from agent_rl.errors import ConfigError
+from agent_rl.gym.tasks import task_key
 from agent_rl.rendering.chat_format import as_unicode
 from agent_rl.version import __version__
 
 
 def write_inspect(episodes: Iterable[Episode], path: Path) -> int:
     """Write episodes as the samples of one log, `.eval` or `.json`; those of a group are epochs of one sample.
+
+    Of an evaluation, whose tasks are one group, each task but the first is a sample by the name of its first episode.
 
     Raises:
         ConfigError: if inspect_ai is missing, or the file's name is of neither kind.
@@ -29,8 +32,10 @@ def write_inspect(episodes: Iterable[Episode], path: Path) -> int:
     if path.suffix not in (".eval", ".json"):
         raise ConfigError(f"{path}: inspect_ai's logs end in .eval or .json")
     samples, envs, models, seen = [], dict[str, None](), dict[str, None](), dict[str, int]()
+    names: dict[tuple[str, str], str] = {}
     for episode in episodes:
-        sample = episode.group_id or episode.id
+        group = episode.group_id or episode.id
+        sample = names.setdefault((group, task_key(episode.task)), episode.id if group in seen else group)
         seen[sample] = seen.get(sample, 0) + 1
         envs[episode.env] = None
         models |= dict.fromkeys(used.model for used in episode.usage)

@@ -22,7 +22,7 @@ TOKENS.append_completion(Completion((10, 11), (-0.5, -0.25), FinishReason.STOP, 
 PLAYED = ar.run("calculator-v0", "demonstrator", n=3)
 EPISODES = [
     replace(PLAYED[0], id="a", group_id="g", trajectories=(TOKENS,)),
-    replace(PLAYED[1], id="b", group_id="g"),
+    replace(PLAYED[1], id="b", group_id="g", task=PLAYED[0].task),
     replace(
         replace(PLAYED[2], id="c", group_id="g0", rewards=()),
         outcome=ar.Outcome.FAILED,
@@ -58,6 +58,13 @@ def test_dataset_is_what_load_from_disk_reads(tmp_path: Path) -> None:
     assert found["id"][:] == ["a", "b", "c"]
     assert found[0]["messages"][0]["content"] == PLAYED[0].messages[0].content
     assert export_episodes([], tmp_path / "none", "dataset") == 0
+
+
+def test_tasks_of_an_evaluation_are_samples_of_their_own(tmp_path: Path) -> None:
+    played = [replace(PLAYED[0], id=f"e{n}", group_id="eval", task={"n": n % 2}) for n in range(4)]
+    assert export_episodes(played, tmp_path / "log.json", "inspect") == 4
+    samples = {s.metadata["episode"]: (s.id, s.epoch) for s in read_eval_log(str(tmp_path / "log.json")).samples or []}
+    assert samples == {"e0": ("eval", 1), "e1": ("e1", 1), "e2": ("eval", 2), "e3": ("e1", 2)}
 
 
 def test_inspect_reads_its_log_with_groups_as_epochs(tmp_path: Path) -> None:
