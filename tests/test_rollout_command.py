@@ -16,6 +16,7 @@ import pytest
 from tree import ROOT
 
 from agent_rl.cli import main
+from agent_rl.rollout import summarise
 from agent_rl.store.episodes import read_episodes
 from tests.runs import SMALL
 
@@ -104,6 +105,16 @@ def test_rollout_stopped_twice_does_not_wait_for_environments(tmp_path: Path) ->
 def test_rollout_reports_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollout", "n=3", f"out={tmp_path}/e.jsonl"]) == 0
     assert re.search(r"rollout 3/3  \S+ episodes/s, 0:00:00 left", capsys.readouterr().out)
+
+
+def test_rollout_of_a_mixture_prints_intervals_over_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a.jsonl"
+    words = ["env=[guess-v0,calculator-v0]", "policy=demonstrator", "n=8", "samples=4", f"out={out}"]
+    assert main(["rollout", *words]) == 0
+    printed = capsys.readouterr().out
+    for env, found in summarise(list(read_episodes(out))).of_env.items():
+        low, high = found.success_interval
+        assert f"{env}: success {found.success.value:6.1%} [{low:.1%}, {high:.1%}] of 16, reward" in printed
 
 
 def test_rollout_names_a_file_that_has_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ from agent_rl.runs.rollout import (
 from agent_rl.runs.stop import Interrupted
 from agent_rl.store.heads import Head
 from agent_rl.view.progress import Progress
-from agent_rl.view.results import dump_results, print_results, result_table
+from agent_rl.view.results import dump_results, headline, print_results, result_table
 from agent_rl.view.text import failure_lines, print_table, short_id
 
 ROLLOUT_EXAMPLES = """
@@ -103,7 +103,7 @@ def _report(ran: RolloutResult, took: float) -> None:
     prices = {"prices": settings.prices, "judge_prices": settings.judge.prices}
     print_results(result, console, title=settings.env_id, by=settings.by, **prices)
     for env, found in result.of_env.items():
-        print(f"{env}: success {found.success}, reward {found.reward:.3f}, {found.failed} failed")
+        print(headline(env, found))
     for env, of_env in floors.items():
         print(f"{env}: {of_env}" if len(floors) > 1 else of_env)
     if failures := failure_lines(episodes):

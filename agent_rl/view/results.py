@@ -36,11 +36,7 @@ def print_results(
         prices: a file of them, as in `Evaluation.cost`.
         judge_prices: the same, of judges.
     """
-    success = result.success
-    low, high = result.success_interval
-    shown = f"{success.value:6.1%} [{low:.1%}, {high:.1%}] of {success.n}" if success.n else str(success)
-    interval = "" if math.isnan(result.reward) else " [{:.3f}, {:.3f}]".format(*result.reward_interval)
-    say(console, f"{title}: success {shown}, reward {result.reward:.3f}{interval}, {result.failed} failed")
+    say(console, headline(title, result))
     if (k := result.samples) > 1:
         rates = f"pass@{k} {result.pass_at(k):.1%}, pass^{k} {result.pass_hat(k):.1%}"
         which = f", of the tasks with {k} scored samples" if result.failed else ""
@@ -60,6 +56,15 @@ def print_results(
         unknown = f" ({used.uncounted} of unknown tokens)" if used.uncounted else ""
         say(console, f"replies: {used.replies}{unknown}, attempts: {used.attempts}{failed}")
         say(console, f"latency p50 / p90 / p99: a reply {used.latency}, an episode {result.seconds}")
+
+
+def headline(title: str, result: Evaluation) -> str:
+    """Return success and reward in a line, with 95 % intervals over tasks."""
+    success = result.success
+    low, high = result.success_interval
+    shown = f"{success.value:6.1%} [{low:.1%}, {high:.1%}] of {success.n}" if success.n else str(success)
+    interval = "" if math.isnan(result.reward) else " [{:.3f}, {:.3f}]".format(*result.reward_interval)
+    return f"{title}: success {shown}, reward {result.reward:.3f}{interval}, {result.failed} failed"
 
 
 def _print_judged(judged: JudgeTotals, console: Console) -> None:
