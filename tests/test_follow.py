@@ -11,6 +11,7 @@ from rich.console import Console
 from agent_rl.cli import follow, main
 from agent_rl.cli.follow import new_episodes, print_line
 from agent_rl.core.messages import Message
+from agent_rl.rollout.watch import look
 from agent_rl.runs.folder import SUMMARY, status_of
 from agent_rl.store.episodes import EpisodeWriter
 from tests.doubles import example_episode
@@ -54,7 +55,7 @@ def test_follow_waits_for_a_run_to_begin(tmp_path: Path) -> None:
 
     def begin() -> None:
         write("a")()
-        status_of(folder).write_text("{}")
+        look(status_of(folder), 1.0, {})
 
     assert ids(folder, lambda: None, begin, write("b"), die) == ["a", "b"]
 
@@ -66,7 +67,7 @@ def test_follow_ends_at_once_with_a_run_that_has_ended(tmp_path: Path) -> None:
     results.write_text("{}")
     assert ids(tmp_path) == []
     status = status_of(tmp_path)
-    status.write_text("{}")  # it was resumed
+    look(status, 1.0, {})  # it was resumed
     assert ids(tmp_path, status.unlink) == []
 
 

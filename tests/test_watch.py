@@ -1,8 +1,10 @@
 """agent_rl.rollout.watch: the watchdog of rollouts, which names what hangs."""
 
 import asyncio
+import json
 import logging
 import re
+import subprocess
 import threading
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from agent_rl.core.messages import ToolCall
 from agent_rl.errors import StoreError
 from agent_rl.rollout import Job, run_jobs
 from agent_rl.rollout.episode import runs_under_way
-from agent_rl.rollout.watch import activity_of, look, name_hung, read_status, watching
+from agent_rl.rollout.watch import activity_of, is_under_way, look, name_hung, read_status, watching
 from agent_rl.runs.folder import status_of
 from agent_rl.view.progress import Progress
 from tests.runs import config
@@ -98,6 +100,21 @@ def test_watchdog_writes_while_it_watches_and_cleans_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(StoreError, match="nothing is under way"):
         read_status(status)
+
+
+def test_status_of_a_killed_process_is_not_under_way(tmp_path: Path) -> None:
+    status = tmp_path / "e.status.json"
+    look(status, 1.0, {})
+    assert is_under_way(status) and not is_under_way(status, 0.0)
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    found = json.loads(status.read_text())
+    status.write_text(json.dumps(found | {"pid": gone.pid}))
+    assert not is_under_way(status)
+    with pytest.raises(StoreError, match=f"nothing is under way: process {gone.pid}, which wrote .*, is gone"):
+        read_status(status)
+    status.write_text(json.dumps(found | {"pid": gone.pid, "of": "another machine"}))
+    assert is_under_way(status) and read_status(status)
 
 
 def test_training_is_watched_until_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

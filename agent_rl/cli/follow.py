@@ -12,6 +12,7 @@ from rich.text import Text
 
 from agent_rl.core.episode import Episode
 from agent_rl.core.turns import opening_question
+from agent_rl.rollout.watch import is_under_way
 from agent_rl.runs.folder import SUMMARY, status_of
 from agent_rl.store.episodes import episode_at
 from agent_rl.store.index import open_index
@@ -65,7 +66,7 @@ def new_episodes(path: Path, where: Sequence[str], pause: Callable[[], object]) 
     known, was_alive, total = dict[str, int](), False, -1
     with open_index(path) as index:
         while True:
-            alive = _is_alive(path)
+            alive = is_under_way(status_of(path), STALE)
             ended = not alive and (was_alive or _has_results(path))  # before the look, which is then the last
             was_alive = was_alive or alive
             index.update()
@@ -93,14 +94,6 @@ def print_line(episode: Episode, console: Console) -> None:
     line.append(f"  {clean(opening_question(episode))}", style="dim")
     is_cut = console.is_terminal
     console.print(line, no_wrap=is_cut, overflow="ellipsis" if is_cut else "ignore", crop=is_cut, soft_wrap=not is_cut)
-
-
-def _is_alive(path: Path) -> bool:
-    """Return whether a process says what the run is doing."""
-    try:
-        return time.time() - status_of(path).stat().st_mtime < STALE
-    except OSError:
-        return False
 
 
 def _has_results(path: Path) -> bool:

@@ -6,12 +6,15 @@ import functools
 import inspect
 import json
 import logging
+import os
+import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from agent_rl.errors import StoreError
 from agent_rl.rollout.episode import CALLER, EpisodeRun, runs_under_way
@@ -99,7 +102,8 @@ def look(status: Path, hung: float, named: dict[int, float]) -> None:
     name_hung(hung, named)
     runs = runs_under_way()
     busiest = sorted(map(activity_of, runs), key=lambda found: -found["in_call"])[:LISTED]
-    text = json.dumps({"time": time.time(), "under_way": len(runs), "episodes": busiest})
+    writer = {"time": time.time(), "pid": os.getpid(), "of": _numbering()}
+    text = json.dumps({**writer, "under_way": len(runs), "episodes": busiest})
     beside = status.with_name(f"{status.name}.new")
     beside.write_text(text, encoding="utf-8")
     beside.replace(status)  # whole, for a reader at this moment
@@ -133,7 +137,7 @@ def read_status(status: Path) -> list[str]:
     """Return a line for each episode under way, the longest call first.
 
     Raises:
-        StoreError: if there is none.
+        StoreError: if there is none, or its process was killed.
     """
     try:
         found = json.loads(status.read_text(encoding="utf-8"))
@@ -142,6 +146,36 @@ def read_status(status: Path) -> list[str]:
             f"nothing is under way: there is no {status}, which a rollout or a run writes beside its episodes"
         ) from None
     age = max(0.0, time.time() - found["time"])
+    if _was_killed(found):
+        raise StoreError(f"nothing is under way: process {found['pid']}, which wrote {status} {age:.0f} s ago, is gone")
     stale = ": the process may be gone" if age > 10 * INTERVAL else ""
     head = f"{found['under_way']} episodes under way, {age:.0f} s ago{stale}"
     return [head, *map(describe, found["episodes"])]
+
+
+def is_under_way(status: Path, patience: float = 10 * INTERVAL) -> bool:
+    """Return whether a process wrote a status in the last `patience` seconds, and is not known to be gone."""
+    try:
+        found = json.loads(status.read_text(encoding="utf-8"))
+        return time.time() - found["time"] < patience and not _was_killed(found)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _was_killed(found: Mapping[str, Any]) -> bool:
+    """Return whether the process that wrote a status is gone, as far as this one can tell."""
+    if found.get("of") != _numbering():  # another machine's or container's, or an older version's
+        return False
+    try:
+        os.kill(found["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's
+        pass
+    return False
+
+
+def _numbering() -> str:
+    """Return where a number means one process: a machine, and a container, which may have its machine's name."""
+    namespace = Path("/proc/self/ns/pid")
+    return f"{sys.platform} {socket.gethostname()} {namespace.readlink() if namespace.is_symlink() else ''}"

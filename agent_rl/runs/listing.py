@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Literal, TypeAlias, cast
 
 from agent_rl.core.messages import JSON
 from agent_rl.errors import StoreError
-from agent_rl.rollout.watch import INTERVAL
+from agent_rl.rollout.watch import is_under_way
 from agent_rl.runs.folder import CONFIG, METRICS, SUMMARY, status_of
 from agent_rl.store.index import INDEX
 from agent_rl.store.shards import shards_of
@@ -22,8 +21,6 @@ from agent_rl.store.shards import shards_of
 RunState: TypeAlias = Literal["running", "finished", "stopped"]
 COUNTED = 100_000_000
 """The bytes of episodes up to which their lines are counted where there is no index."""
-_STALE = 10 * INTERVAL
-"""Seconds after which a status is of a process that is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +125,8 @@ def _result(folder: Path) -> float | None:
 
 
 def _state(folder: Path, result: str) -> RunState:
-    with suppress(OSError, ValueError, KeyError):
-        if time.time() - json.loads(status_of(folder).read_text(encoding="utf-8"))["time"] < _STALE:
-            return "running"
+    if is_under_way(status_of(folder)):
+        return "running"
     return "finished" if (folder / result).exists() else "stopped"
 
 
