@@ -56,7 +56,11 @@ def test_log_level_shows_library_logs(monkeypatch: pytest.MonkeyPatch, capsys: p
     asked: list[object] = []
     monkeypatch.setattr(logging, "basicConfig", lambda **options: asked.append(options["level"]))
     assert main(["envs"]) == 0 and main(["envs", "--log-level", "debug"]) == 0
-    assert asked == ["DEBUG"]
+    assert (
+        main(["--log-level", "info", "envs"]) == 0
+        and main(["--log-level", "info", "envs", "--log-level", "error"]) == 0
+    )
+    assert asked == ["DEBUG", "INFO", "ERROR"]
     with pytest.raises(SystemExit):
         main(["envs", "--log-level", "loud"])
     assert "invalid choice: 'loud'" in capsys.readouterr().err

@@ -147,7 +147,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     imports = _Parser(add_help=False)
     levels = ("debug", "info", "warning", "error")
-    imports.add_argument("--log-level", choices=levels, help="show logs from this level on, on stderr")
+    for anywhere in (parser, imports):  # a command's own default would replace what stands before it
+        anywhere.add_argument(
+            "--log-level",
+            choices=levels,
+            default=argparse.SUPPRESS,
+            help="show logs from this level on, on stderr",
+        )
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
     )
