@@ -95,6 +95,15 @@ def test_run_of_no_folder_is_refused(tmp_path: Path) -> None:
         ar.Run(tmp_path / "nowhere")
 
 
+def test_damaged_summary_names_a_command_that_works(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    (folder / "summary.json").write_text("{")
+    with pytest.raises(ar.StoreError, match="is damaged") as refused:
+        _ = ar.Run(folder).summary
+    assert f"agent-rl train 'resume={folder}' writes it again" in str(refused.value)
+
+
 def test_metrics_are_plain_rows_and_series(folder: Path) -> None:
     metrics = ar.Run(str(folder)).metrics
     assert all(type(row) is dict for row in metrics)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_rl.backends.settings import backend_of, schema_of
+from agent_rl.config import write_setting
 from agent_rl.core.episode import Episode
 from agent_rl.errors import CheckpointError, StoreError
+from agent_rl.runs.commands import command
 from agent_rl.runs.folder import METRICS, SUMMARY
 from agent_rl.store.episodes import read_episodes
 from agent_rl.store.token_records import TokenRecord, token_records
@@ -73,9 +75,8 @@ class Run:
         try:
             summary: Summary = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise StoreError(
-                f"{file} is damaged: {error}; agent-rl train resume={self.folder} writes it again"
-            ) from error
+            again = command("train", write_setting("resume", str(self.folder)))
+            raise StoreError(f"{file} is damaged: {error}; {again} writes it again") from error
         return summary
 
     @property
