@@ -213,6 +213,7 @@ def test_optimizer_leaves_adapters_of_matrices_to_muon(dora: bool, parts: list[s
     models = [adapted(dora=dora) for _ in range(2)]
     one, resumed = (Optimizer(model, OptimizerConfig(muon_lr=0.01)) for model in models)
     assert [type(part).__name__ for part, _ in one._parts] == parts
+    assert one.lr == (2e-3 if dora else 0.01)
 
     def step(model: torch.nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
         optimizer.backward(-score_tokens(model, IDS).logprobs.mean())

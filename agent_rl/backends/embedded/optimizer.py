@@ -87,8 +87,6 @@ class Optimizer:
         sampled_by: WeightFormat = "float32",
     ) -> None:
         self.config = config
-        self.lr = default_lr(model, sampled_by) if config.lr is None else config.lr
-        """AdamW's, at the schedule's plateau."""
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         named = [(name, _master(p)) for name, p in trained]
         self.parameters = [p for _, p in named]
@@ -98,11 +96,14 @@ class Optimizer:
         betas = (config.beta1, config.beta2)
         self._parts: list[tuple[torch.optim.Optimizer, float]] = []
         if rest:  # adapters are matrices alone
-            adamw = _adamw(config.kind)(rest, lr=self.lr, betas=betas, weight_decay=config.weight_decay)
-            self._parts.append((adamw, self.lr))
+            lr = default_lr(model, sampled_by) if config.lr is None else config.lr
+            adamw = _adamw(config.kind)(rest, lr=lr, betas=betas, weight_decay=config.weight_decay)
+            self._parts.append((adamw, lr))
         if hidden:
             muon = torch.optim.Muon(hidden, lr=config.muon_lr, weight_decay=config.weight_decay, momentum=0.95)
             self._parts.append((muon, config.muon_lr))
+        self.lr = self._parts[0][1]
+        """AdamW's, at the schedule's plateau; Muon's where it steps all of them."""
         self._scaler = torch.amp.GradScaler(self.parameters[0].device.type, enabled=scale_loss)
         self.scales_loss = scale_loss
 
