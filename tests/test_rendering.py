@@ -220,6 +220,11 @@ def test_chatml_turns_match_the_whole_conversation(turns: list[Message], said: s
         (["<tool_call>", '{"name":"clock","arguments":{"at":NaN}}', "</tool_call>"], "clock", "finite"),
         (["<tool_call>", '{"name":"clock","arguments":{"at":' + "1" * 5000 + "}}", "</tool_call>"], "clock", "digits"),
         (["<tool_call>", '{"name":"clock","arguments":{"at":"\\ud800"}}', "</tool_call>"], "clock", "surrogates"),
+        (
+            ["<tool_call>", '{"name":"clock","arguments":{"at":' + "[" * 300 + "]" * 300 + "}}", "</tool_call>"],
+            "clock",
+            "nested more than 100 deep",
+        ),
         (["<tool_call>", '{"arguments":{}}', "</tool_call>"], "", '"name" is missing'),
         (["<tool_call>", '{"name":7}', "</tool_call>"], "", '"name" is missing'),
         (["<tool_call>", '{"name":"clock","arguments":"now"}', "</tool_call>"], "clock", "not a JSON object"),

@@ -116,6 +116,7 @@ def test_family_parse_inverts_reply() -> None:
     [
         '{"name":"search","arguments":{"query":1e999}}',
         '{"name":"search","arguments":{"query":"\\ud800"}}',
+        '{"name":"search","arguments":{"query":' + "[" * 300 + "]" * 300 + "}}",
         '{"name":"search","arguments":[7]}',
         '{"name":7}',
         '{"name":"search","argu',

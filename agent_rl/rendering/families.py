@@ -12,7 +12,7 @@ from agent_rl.errors import ConfigError, RenderError, did_you_mean
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.chat_format import message_dict, require_text, tool_dicts
-from agent_rl.rendering.hermes import write_call
+from agent_rl.rendering.hermes import require_shallow, write_call
 
 if TYPE_CHECKING:
     import renderers
@@ -204,8 +204,10 @@ def _tool_call(parsed: renderers.ParsedToolCall, index: int) -> ToolCall:
     if not name or not isinstance(parsed.arguments, dict):
         return replace(call, error=f"no name, or arguments that are not a JSON object: {parsed.raw!r}")
     try:
-        write_call(call).encode()
-    except ValueError as error:  # infinity, half a surrogate pair: nothing that can be stored
+        written = write_call(call)
+        written.encode()
+        require_shallow(arguments, written)
+    except (ValueError, RecursionError) as error:  # infinity, half a surrogate pair: nothing that can be stored
         return replace(call, arguments={}, error=str(error))
     return call
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 
 from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.errors import RenderError
 
 THINK, THINK_END = "<think>", "</think>"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+NESTED = 100
+"""How deep a call's JSON may be: what is much deeper can't be stored, and would end its run."""
 _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
@@ -82,15 +85,32 @@ def read_json(text: str) -> JSON:
     """Read JSON that a model wrote.
 
     Raises:
-        ValueError: if it is none, or holds a number or text that JSON has not.
+        ValueError: if it is none, is nested too deep, or holds a number or text that JSON has not.
     """
     try:
         value: JSON = _DECODER.decode(text)
+        require_shallow(value, text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON ({error}): {_short(text)}") from error
     return value
+
+
+def require_shallow(value: JSON, text: str) -> None:
+    """Refuse a value, written as a text, that is nested too deep.
+
+    Raises:
+        ValueError: if it is.
+    """
+    if text.count("[") + text.count("{") <= NESTED:
+        return
+    level: Sequence[JSON] = [value]
+    for _ in range(NESTED + 1):
+        inner = [x.values() if isinstance(x, Mapping) else x for x in level if isinstance(x, Mapping | list)]
+        level = [item for items in inner for item in items]
+    if level:
+        raise ValueError(f"nested more than {NESTED} deep: {_short(text)}")
 
 
 def _name_and_arguments(text: str) -> tuple[str, dict[str, JSON]]:
