@@ -7,16 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent_rl.cli import main
 from agent_rl.core.episode import Episode, Reward, StepRecord
+from agent_rl.core.images import Image
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
 from agent_rl.core.turns import turns
 from agent_rl.errors import ConfigError
 from agent_rl.formats.reading import import_episodes
-from agent_rl.formats.rows import IGNORED
+from agent_rl.formats.rows import IGNORED, preference_rows
 from agent_rl.formats.writing import LINES, export_episodes
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from tests.doubles import example_episode
@@ -145,14 +147,32 @@ def test_atif_actions_in_texts_are_answered_by_the_user(tmp_path: Path) -> None:
         ('{"prompt": "hello"}', '"messages"'),
         ('{"schema_version": "ATIF-v2.0"}', "ATIF-v2.0"),
         ('{"schema_version": "ATIF-v1.2", "steps": [{"source": "robot"}]}', r"steps\[0\].source"),
+        ('{"messages": [{"role": "user"}], "reward": "0.5"}', "rows.jsonl:2: reward='0.5': give a number"),
+        ('{"messages": [{"role": "user"}], "reward": 1' + "0" * 400 + "}", "rows.jsonl:2: int too large"),
+        (b'{"messages": [{"role": "user", "content": "\xe9"}]}', "rows.jsonl:2: not JSON: 'utf-8' codec"),
         ("{", "not JSON"),
     ],
 )
-def test_import_names_the_row_and_field(row: str, says: str, tmp_path: Path) -> None:
+def test_import_names_the_row_and_field(row: str | bytes, says: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n' + row)
+    first = b'{"messages": [{"role": "user", "content": "hi"}]}\n'
+    file.write_bytes(first + (row.encode() if isinstance(row, str) else row))
     with pytest.raises(ConfigError, match=says):
         list(import_episodes(file))
+
+
+def test_imported_conversations_group_by_what_was_asked(tmp_path: Path) -> None:
+    def row(asked: str, **more: object) -> str:
+        said = {"role": "assistant", "content": [{"type": "text", "text": ""}]}
+        return json.dumps({"messages": [{"role": "user", "content": asked}, said], **more}) + "\n"
+
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\ufeff" + row("a", reward=0) + row("b", reward=2) + row("a", reward=1) + row("a", group="g"))
+    first, other, again, named = import_episodes(file)
+    assert first.group_id == again.group_id not in (other.group_id, "") and named.group_id == "g"
+    assert first.final_text == "", "an empty text is no part of another kind"
+    (pair,) = preference_rows([first, other, again])
+    assert (pair["chosen_id"], pair["rejected_id"]) == (again.id, first.id)
 
 
 def test_export_refuses_formats_and_places(tmp_path: Path) -> None:
@@ -162,6 +182,16 @@ def test_export_refuses_formats_and_places(tmp_path: Path) -> None:
         export_episodes([], tmp_path, "openai")
     with pytest.raises(ConfigError, match="There are: openai, atif"):
         list(import_episodes(tmp_path, "sft"))
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out"])
+def test_export_that_fails_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    shown = Message("user", parts=["What?", Image.of(np.zeros((2, 2, 3), np.uint8))])
+    with pytest.raises(ConfigError, match="has no place for images"):
+        export_episodes([talked("a"), talked("b", messages=(shown, *MESSAGES[2:]))], tmp_path / name, "atif")
+    assert list(tmp_path.iterdir()) == []
+    assert export_episodes([talked("a")], tmp_path / name, "atif") == 1
+    assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def test_readme_commands_export_and_import(

@@ -123,7 +123,9 @@ def text_of(content: JSON) -> str:
         return content or ""
     if isinstance(content, Sequence) and all(isinstance(part, Mapping) for part in content):
         parts = cast("Sequence[Mapping[str, JSON]]", content)
-        return "".join(str(part.get("text") or f"[{part.get('type', 'part')}]") for part in parts)
+        return "".join(
+            f"[{part.get('type', 'part')}]" if part.get("text") is None else str(part["text"]) for part in parts
+        )
     raise ValueError(f"content={content!r:.80}: give a text, or a list of parts")
 
 

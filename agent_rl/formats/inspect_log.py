@@ -30,7 +30,7 @@ def write_inspect(episodes: Iterable[Episode], path: Path) -> int:
     except ImportError as error:
         raise ConfigError("a log of inspect_ai needs its writer: pip install inspect_ai") from error
     if path.suffix not in (".eval", ".json"):
-        raise ConfigError(f"{path}: inspect_ai's logs end in .eval or .json")
+        raise ConfigError(f"inspect_ai's logs end in .eval or .json, not in {path.suffix!r}")
     samples, envs, models, seen = [], dict[str, None](), dict[str, None](), dict[str, int]()
     names: dict[tuple[str, str], str] = {}
     for episode in episodes:

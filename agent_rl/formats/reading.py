@@ -50,26 +50,26 @@ def _episodes(path: Path, format: str | None, env: str) -> Iterator[Episode]:
             try:
                 messages, facts = READERS[format or _format_of(row)](row)
                 yield _episode(messages, facts, env or f"imported/{file.stem}", f"{file.name}:{at}")
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 raise ConfigError(f"{file}:{at}: {error}") from error
 
 
 def _rows(file: Path) -> Iterator[tuple[int, JSON]]:
     """Yield the rows of a file, with the numbers of their lines or their places in the list, from 1."""
     if file.suffix == ".jsonl":
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:
             for at, line in enumerate(lines, start=1):
                 if line.strip():
                     yield at, _parsed(line, file, at)
         return
-    whole = _parsed(file.read_text(encoding="utf-8"), file, 1)
+    whole = _parsed(file.read_bytes(), file, 1)
     is_list = isinstance(whole, Sequence) and not isinstance(whole, str)
     yield from enumerate(whole if is_list else [whole], start=1)  # type: ignore[arg-type]
 
 
-def _parsed(text: str, file: Path, at: int) -> JSON:
+def _parsed(text: bytes, file: Path, at: int) -> JSON:
     try:
-        found: JSON = json.loads(text)
+        found: JSON = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}:{at}: not JSON: {error}") from error
     return found
@@ -93,15 +93,15 @@ def _episode(messages: tuple[Message, ...], facts: Mapping[str, JSON], env: str,
     ends = [*replies[1:], len(messages)][: len(replies)]
     lengths = [end - start - 1 for start, end in zip(replies, ends, strict=True)]
     steps = [StepRecord(n, 0.0, at == len(replies) - 1, truncated=False) for at, n in enumerate(lengths)]
-    task = facts.get("task")
-    asked = next((m.content for m in messages if m.role == "user"), "")
-    id = str(facts.get("id") or hashlib.sha256(repr((source, messages)).encode()).hexdigest()[:32])
+    asked, given = next((m.content for m in messages if m.role == "user"), ""), facts.get("task")
+    task = given if isinstance(given, Mapping) else {"prompt": asked if given is None else given}
+    id = str(facts.get("id") or _digest(repr((source, messages))))
     return Episode(
         id=id,
         env=str(facts.get("env") or env),
-        task=task if isinstance(task, Mapping) else {"prompt": asked if task is None else task},
+        task=task,
         seed=0,
-        group_id=str(facts.get("group") or ""),
+        group_id=str(facts.get("group") or _digest(json.dumps(task, sort_keys=True))),
         origin=Origin("rollout"),
         messages=messages,
         steps=tuple(steps),
@@ -113,12 +113,17 @@ def _episode(messages: tuple[Message, ...], facts: Mapping[str, JSON], env: str,
     )
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 def _rewards(facts: Mapping[str, JSON]) -> Iterator[Reward]:
     total, named = facts.get("reward"), facts.get("rewards")
     found = named if total is None and isinstance(named, Mapping) and named else {"reward": total}
     for name, value in found.items():
-        number = float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-        yield Reward(name, number, source="imported")
+        if not isinstance(value, int | float | None):
+            raise ValueError(f"{name}={value!r:.80}: give a number, or null where it is not scored")
+        yield Reward(name, None if value is None or not math.isfinite(value) else float(value), source="imported")
 
 
 def _unique(episodes: Iterator[Episode]) -> Iterator[Episode]:

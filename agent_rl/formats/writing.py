@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -57,11 +58,23 @@ def export_episodes(episodes: Iterable[Episode], path: str | os.PathLike[str], f
     if format in TEXT_ONLY:
         episodes = _without_images(episodes, format)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if format == "atif" and target.suffix != ".jsonl":
-        return _write_files(atif_rows(episodes), target)
+    part = target.with_name(f".exporting-{os.getpid()}-{target.name}")  # whole or not there
+    try:
+        written = _write(episodes, part, format)
+        part.rename(target)
+    finally:
+        if part.is_dir():
+            shutil.rmtree(part)
+        part.unlink(missing_ok=True)
+    return written
+
+
+def _write(episodes: Iterable[Episode], path: Path, format: str) -> int:
+    if format == "atif" and path.suffix != ".jsonl":
+        return _write_files(atif_rows(episodes), path)
     if format in LINES:
-        return _write_lines(LINES[format](episodes), target)
-    return {"parquet": write_parquet, "dataset": write_dataset, "inspect": write_inspect}[format](episodes, target)
+        return _write_lines(LINES[format](episodes), path)
+    return {"parquet": write_parquet, "dataset": write_dataset, "inspect": write_inspect}[format](episodes, path)
 
 
 def _without_images(episodes: Iterable[Episode], format: str) -> Iterator[Episode]:
