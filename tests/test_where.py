@@ -54,6 +54,17 @@ def test_conditions_may_be_long_but_bounded(database: sqlite3.Connection) -> Non
             parse_where([long])
 
 
+def test_conditions_tell_long_whole_numbers_apart(database: sqlite3.Connection) -> None:
+    seed = 2**62 + 1
+    database.execute("SAVEPOINT before")
+    database.execute("UPDATE episodes SET seed = ?", (seed,))
+    ids = [row["id"] for row in TABLE["episodes"]]
+    assert found(database, f"seed={seed}") == found(database, f"seed in (7, {seed})") == ids
+    assert found(database, f"seed>{seed - 1} and seed<{seed + 1} and seed<{2**70}") == ids
+    assert found(database, f"seed={seed - 1}") == found(database, f"seed={'9' * 5000}") == []
+    database.execute("ROLLBACK TO before")
+
+
 def test_conditions_give_values_to_sqlite_apart(database: sqlite3.Connection) -> None:
     hostile = "x' OR 1=1; DROP TABLE episodes; --"
     assert found(database, f'id="{hostile}"') == []

@@ -46,6 +46,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _MOST, _DEEPEST = 500, 100
 """Conditions in one expression, and parentheses in each other: what SQLite takes."""
 
@@ -270,6 +271,8 @@ def _unquoted(text: str) -> str:
 
 
 def _number(text: str) -> float | None:
+    if _WHOLE.fullmatch(text) and abs(int(text)) < 2**63:  # a seed has more digits than a float keeps
+        return int(text)
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
