@@ -17,9 +17,11 @@ from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
 from agent_rl.core.turns import turns
 from agent_rl.errors import ConfigError
+from agent_rl.formats.chat import chat_messages
 from agent_rl.formats.reading import import_episodes
 from agent_rl.formats.rows import IGNORED, preference_rows
 from agent_rl.formats.writing import LINES, export_episodes
+from agent_rl.rendering.hermes import read_call
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from tests.doubles import example_episode
 
@@ -159,6 +161,13 @@ def test_import_names_the_row_and_field(row: str | bytes, says: str, tmp_path: P
     file.write_bytes(first + (row.encode() if isinstance(row, str) else row))
     with pytest.raises(ConfigError, match=says):
         list(import_episodes(file))
+
+
+def test_chat_messages_hold_no_half_surrogates() -> None:
+    call = read_call('{"name": "\\ud800"}', 0)
+    answer = Message("tool", "?", tool_call_id=call.id, name=call.name, tool_error=ToolErrorKind.MALFORMED)
+    assert call.error and call.name == "\ud800"
+    json.dumps(chat_messages([Message("assistant", tool_calls=(call,)), answer]), ensure_ascii=False).encode()
 
 
 def test_imported_conversations_group_by_what_was_asked(tmp_path: Path) -> None:

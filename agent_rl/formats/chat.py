@@ -26,7 +26,7 @@ def _chat_message(message: Message) -> dict[str, JSON]:
         "reasoning_content": message.reasoning and as_unicode(message.reasoning),
         "tool_calls": [_chat_call(call) for call in message.tool_calls],
         "tool_call_id": message.tool_call_id,
-        "name": message.name,
+        "name": message.name and as_unicode(message.name),
         "tool_error": message.tool_error and message.tool_error.value,
     }
     content: JSON = chat_parts(message.parts) if message.parts else as_unicode(message.content)
