@@ -172,6 +172,15 @@ def test_missing_environment_is_unverified_with_its_reason(tmp_path: Path) -> No
     assert found.found[1].problem[1].field in ("messages", "opening[0].role", "the number of messages of opening")
 
 
+def test_messages_behind_the_last_step_end_no_verification(tmp_path: Path) -> None:
+    episode = one(ar.spec("ends-v0"), CALL, CALL, "bye")
+    cut = replace(episode, id="cut", steps=episode.steps[:-1])
+    failed = replace(cut, id="f", outcome=Outcome.FAILED, rewards=(), error=Failure("step", "E", "x"))
+    found = verified(tmp_path, [cut, failed, episode])
+    assert found.counts == {Status.DIFFERS: 1, Status.UNVERIFIED: 1, Status.SAME: 1}
+    assert found.found[0].problem[1].field == "messages" and found.turns[Status.SAME] >= 3 + 1
+
+
 def test_failed_environment_is_unverified_and_raising_one_differs(tmp_path: Path) -> None:
     episode = one(ar.spec("ends-v0"), CALL, CALL, "bye")
     planted = [replace(episode, id=str(n), task={"break": n}) for n in (1, 2)]

@@ -32,8 +32,10 @@ class Record:
         """
         found = []
         for turn in turns(self.episode):
-            if turn.index is None:
+            if turn.index is None or (turn.index == len(self.episode.steps) and self.failure):  # it broke off
                 continue
+            if turn.index == len(self.episode.steps):
+                raise StoreError("there are messages behind the last step: the steps don't fit the messages")
             if not turn.messages or turn.messages[0].role != "assistant":
                 raise StoreError(f"turn {turn.index} begins with no reply: the steps don't fit the messages")
             found.append((turn.messages[0], turn.messages[1:]))
