@@ -47,6 +47,18 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_runs_lists_damaged_metrics_and_counts_checkpoints(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs / "trained"
+    with (run / "metrics.jsonl").open("ab") as metrics:
+        metrics.write(b'\n[1, "train"]\n{"kind": "train"}\n{"kind": "train", "step": null}\n\0"train"\n')
+    size = sum(file.stat().st_size for file in run.iterdir())
+    (run / "checkpoint").mkdir()
+    (run / "checkpoint" / "model").write_bytes(bytes(1000))
+    assert main(["runs", str(runs), "--json"]) == 0
+    found = {Path(row["folder"]).name: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert (found["trained"]["step"], found["trained"]["success"], found["trained"]["bytes"]) == (2, 0.75, size + 1000)
+
+
 def test_runs_says_how_far_each_is(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

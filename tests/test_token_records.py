@@ -51,6 +51,17 @@ def test_token_record_writer_forgets_steps_taken_again(tmp_path: Path) -> None:
     assert len(list(read_token_records(tmp_path))) == 5
 
 
+def test_rewinding_keeps_token_records_behind_a_damaged_line(tmp_path: Path) -> None:
+    with TokenRecordWriter(tmp_path) as writer:
+        for step in range(4):
+            writer.write([record("a", step)])
+    file = tmp_path / TOKEN_RECORDS
+    file.write_bytes(b"damaged" + file.read_bytes()[7:])
+    with TokenRecordWriter(tmp_path) as writer:
+        writer.rewind(3)
+    assert [r.step for r in token_records(tmp_path, "a")] == [1, 2]
+
+
 def test_token_records_are_not_missing_where_a_line_is_damaged(tmp_path: Path) -> None:
     with TokenRecordWriter(tmp_path) as writer:
         writer.write([record("a", 0), record("b", 0)])

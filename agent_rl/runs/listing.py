@@ -45,6 +45,7 @@ class ListedRun:
     judged: int
     """Judged files."""
     bytes: int
+    """Of all its files, checkpoints included."""
     changed: float
     """When something was last written there, in seconds since 1970."""
 
@@ -73,7 +74,7 @@ def _listed(folder: Path) -> ListedRun | None:
     name = str(named.get("name", "")) if isinstance(named, Mapping) else ""
     step, before, success = _progress(folder / METRICS) if is_training else (None, None, _result(folder))
     steps, env = settings.get("steps"), settings.get("env", "")
-    files = [path.stat() for path in folder.iterdir() if path.is_file()]
+    files = [*_files(folder)]
     return ListedRun(
         folder=str(folder),
         kind="train" if is_training else "rollout",
@@ -89,6 +90,14 @@ def _listed(folder: Path) -> ListedRun | None:
         bytes=sum(file.st_size for file in files),
         changed=max(file.st_mtime for file in files),
     )
+
+
+def _files(folder: Path) -> Iterator[os.stat_result]:
+    """Yield the size and age of each file, checkpoints included; a run under way may rename some meanwhile."""
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield os.lstat(Path(inside, name))
 
 
 def _settings(file: Path) -> Mapping[str, JSON]:
@@ -108,7 +117,7 @@ def _progress(metrics: Path) -> tuple[int, float | None, float | None]:
     for line in metrics.read_bytes().splitlines():
         if b'"train"' not in line and b'"eval"' not in line:
             continue
-        with suppress(ValueError):  # it is being written
+        with suppress(ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):  # being written, or damaged
             row = json.loads(line)
             if row.get("kind") == "train":
                 step, training = int(row["step"]), row.get("rollout/success", training)

@@ -74,7 +74,7 @@ class TokenRecordWriter(LineWriter):
         """Take off what there is of `step` and later: a resumed run takes these steps again."""
         end = 0
         for _, line in read_lines(self.path):
-            if (match := _STEP.match(line)) is None or int(match[1]) >= step:
+            if (match := _STEP.match(line)) and int(match[1]) >= step:  # one that is damaged is no reason to cut there
                 break
             end += len(line)
         os.truncate(self.path, end)
