@@ -13,7 +13,7 @@ from agent_rl.core.episode import Reward
 from agent_rl.core.messages import Message
 from agent_rl.rollout.group_metrics import group_metrics
 from agent_rl.runs.diagnosis import Diagnosis
-from agent_rl.runs.folder import read_warnings
+from agent_rl.runs.folder import read_warnings, warn
 from agent_rl.runs.metrics import MetricsFile
 from agent_rl.runs.stalls import MEMORY, SHORT, WINDOW, find_stalls
 from tests.doubles import Silent, example_episode
@@ -130,6 +130,13 @@ def test_staged_stall_is_named_once_with_its_way_out(course: Course, said: str |
     assert said is None or printed[0].startswith(f"warning: {said}"), printed
     assert any(found) == (said is not None)
     assert all(value == 1.0 and name.startswith("diagnosis/") for step in found for name, value in step.items())
+
+
+def test_warning_of_several_lines_is_stored_as_one(tmp_path: Path) -> None:
+    printed: list[str] = []
+    for _ in range(2):
+        warn(tmp_path, "KeyError: one\ntwo\u2028three", printed.append)
+    assert printed == ["warning: KeyError: one two three"] and read_warnings(tmp_path) == ["KeyError: one two three"]
 
 
 def test_collapse_is_one_of_the_last_steps_only() -> None:

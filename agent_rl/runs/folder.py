@@ -118,6 +118,7 @@ def _read_yaml(file: Path) -> Mapping[str, object]:
 
 def warn(folder: Path, text: str, say: Callable[[str], object]) -> None:
     """Print a warning, and store it with the run: once, also if the run is resumed."""
+    text = " ".join(text.splitlines())  # an environment's error may have several, and the file has one a warning
     if text not in read_warnings(folder):
         with (folder / WARNINGS).open("a", encoding="utf-8") as stored:
             stored.write(text + "\n")

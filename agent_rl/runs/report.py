@@ -47,6 +47,7 @@ class Summary(TypedDict):
     """95 % Wilson intervals, by the names in `eval`."""
     demonstrations: dict[str, int]
     wall_s: float
+    """Seconds since the run was started or last resumed."""
     peak_rss_mib: NotRequired[float]
     floors: NotRequired[dict[str, dict[str, JSON]]]
     """What the oracle and policies without skill score on the reported split, by environment."""
@@ -57,7 +58,8 @@ def write_reports(
 ) -> Path:
     """Write summary.json and report.html of a finished run, with a backend's own facts; return the latter's path.
 
-    `wall_s` is how long it took, `peak_rss_mib` the most memory that it took, if one process has it all.
+    `wall_s` is how long it took since it was started or last resumed, `peak_rss_mib` the most memory that it took, if
+    one process has it all.
     """
     rows = read_metrics(folder / METRICS)
     demonstrations = next((row for row in rows if row["kind"] == "demonstrations"), {})
