@@ -1,6 +1,7 @@
 """The trainer on real rollouts of a small embedded model: exactness, resume, interruption, and the files of a run."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -19,13 +20,13 @@ from agent_rl.core.episode import group_episodes
 from agent_rl.core.trajectory import Source
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.model_folder import in_format
-from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.errors import CheckpointError, ConfigError, StoreError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TaskSource
 from agent_rl.runs.folder import new_folder
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.stop import Interrupted
-from agent_rl.store.episodes import read_episodes
+from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.view.progress import Progress
 from tests.batches import scored
 from tests.doubles import assert_plays_again
@@ -276,6 +277,17 @@ def test_resume_refuses_folders_without_a_run(tmp_path: Path) -> None:
         find_checkpoint(tmp_path / "checkpoint")
     with pytest.raises(CheckpointError, match=r"config\.json"):
         load_actor(tmp_path)
+
+
+def test_refused_resume_changes_nothing_of_a_live_run(folder: Path, tmp_path: Path) -> None:
+    live = shutil.copytree(folder, tmp_path / "live")
+    before = {file.name: file.read_bytes() for file in live.iterdir() if file.is_file()}
+    torn = live / "metrics.jsonl"  # as if the live run was just writing it
+    torn.write_bytes(before["metrics.jsonl"] + b'{"kind": "tr')
+    with EpisodeWriter(live), pytest.raises(StoreError, match="another writer"):
+        resume_run(live, Progress(), steps=9)
+    after = {file.name: file.read_bytes() for file in live.iterdir() if file.is_file()}
+    assert after == before | {torn.name: before[torn.name] + b'{"kind": "tr'}
 
 
 def test_shuffled_deals_rewards_to_other_episodes(trainer: Trainer) -> None:

@@ -63,8 +63,6 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
     if changes:
         config = check_config(TrainConfig, config.model_dump(mode="json", by_alias=True) | changes)
     device_of(config.device)
-    if changes:
-        save_config(folder, config)
     env = config.load_env()
     try:
         checkpoint = find_checkpoint(folder / CHECKPOINT)
@@ -76,6 +74,8 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
     require_model(checkpoint)
     memory = require_memory(config, env, checkpoint)
     with open_run(folder, env, config, progress, stop) as run:
+        if changes:
+            save_config(folder, config)
         run.say(str(memory))
         model, tokenizer = load_model(checkpoint, config.device, dtype=config.dtype, merged=False)
         freeze_parameters(model, config.freeze)
@@ -96,6 +96,7 @@ def _resume_warm_start(folder: Path, config: TrainConfig, env: EnvSpec, progress
     """Continue a run that has no checkpoint yet: begin again, but for the steps that its warm start took."""
     memory, stored = require_memory(config, env), index_stored(config, env)
     with open_run(folder, env, config, progress, stop) as run:
+        save_config(folder, config)
         run.say(str(memory))
         run.say(f"Continuing the warm start in {folder}")
         return run.begin(stored)

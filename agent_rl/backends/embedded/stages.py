@@ -311,8 +311,8 @@ def open_run(
     hf_logging.disable_progress_bar()
     with (
         threads_restored(),
+        EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,  # first, as it locks the run
         MetricsFile(folder, Writers(config.report_to, folder, shown, progress.say)) as metrics,
-        EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
         run_judge(share_of_worker(config.judge, config.processes), env, folder, evolves=True),
         stop.on_signals(),
