@@ -17,7 +17,7 @@ from tree import ROOT
 
 from agent_rl.cli import main
 from agent_rl.rollout import summarise
-from agent_rl.store.episodes import read_episodes
+from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from tests.runs import SMALL
 
 SLOW = """
@@ -176,3 +176,14 @@ def test_train_stopped_by_sigterm_says_how_to_continue(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "continue with: agent-rl train resume=" in out and not err, err
+
+
+def test_refused_rollout_leaves_the_settings_of_a_live_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, settings = tmp_path / "episodes.jsonl", tmp_path / "episodes.yaml"
+    settings.write_text("env: guess-v0\npolicy: {name: oracle}\nseed: 3\n")
+    before = settings.read_bytes()
+    with EpisodeWriter(file):
+        assert main(["rollout", "env=calculator-v0", "policy=oracle", "n=2", f"out={file}"]) == 1
+    assert "another writer" in capsys.readouterr().err and settings.read_bytes() == before
+    assert main(["rollout", "env=calculator-v0", "policy=oracle", "n=2", "floors=false", f"out={file}"]) == 0
+    assert len(list(read_episodes(file))) == 2 and settings.read_bytes() != before

@@ -36,7 +36,7 @@ from agent_rl.runs.folder import load_imports, read_config, save_config, status_
 from agent_rl.runs.stop import Interrupted, Stop
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.store.selection import episode_ids
-from agent_rl.store.shards import episode_file, shards_of
+from agent_rl.store.shards import episode_file
 from agent_rl.view.progress import Progress
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def start_rollout(settings: RolloutSettings, progress: Progress) -> RolloutResul
     imports = [*settings.imports, *load_imports(settings.policy.folder, settings.imports)]
     settings = _from_anywhere(settings.model_copy(update={"imports": imports}))
     with _open(settings, file, progress) as rollout:
-        file.parent.mkdir(parents=True, exist_ok=True)
         save_config(file.parent, settings, _settings_of(file).name)
         return RolloutResult(file, settings, rollout.run())
 
@@ -155,12 +154,17 @@ class _Rollout:
     jobs: Sequence[Job]
     policy: AnyPolicy
     concurrency: int
-    file: Path
+    writer: EpisodeWriter
     progress: Progress
+
+    @property
+    def file(self) -> Path:
+        """Where the episodes go."""
+        return self.writer.path
 
     def run(self, *, retry_failed: bool = False) -> Evaluation:
         """Run and store the jobs that have no episode in the file; evaluate all, in the order of the jobs."""
-        stored = list(read_episodes(self.file)) if shards_of(self.file) else []
+        stored = list(read_episodes(self.file))
         episodes = {_key(episode): episode for episode in stored}  # the last of each: earlier ones were run again
         for key in self._failed(episodes.values()) if retry_failed else ():
             episodes.pop(key, None)
@@ -169,8 +173,8 @@ class _Rollout:
         again = ["retry_failed=true"] if retry_failed else []
         stop.hint = f"continue with: {command('rollout', write_setting('resume', str(self.file)), *again)}"
         try:
-            with EpisodeWriter(self.file) as writer, stop.on_signals(), watching(status_of(self.file)):
-                asyncio.run(self._store(left, episodes, writer, stop))
+            with stop.on_signals(), watching(status_of(self.file)):
+                asyncio.run(self._store(left, episodes, stop))
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
             raise Interrupted(
                 f"{len(episodes)} of {len(self.jobs)} episodes are in {self.file}; {stop.hint}"
@@ -185,9 +189,7 @@ class _Rollout:
         groups = {e.group_id for e in failed} if is_ranked else ()
         return [*map(_key, failed), *(_key(job) for job in self.jobs if job.group_id in groups)]
 
-    async def _store(
-        self, jobs: Sequence[Job], episodes: dict[Key, Episode], writer: EpisodeWriter, stop: Stop
-    ) -> None:
+    async def _store(self, jobs: Sequence[Job], episodes: dict[Key, Episode], stop: Stop) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         stop.on_ask = lambda: loop.call_soon_threadsafe(task.cancel)
@@ -195,7 +197,7 @@ class _Rollout:
         async with aclosing(stream_finished(jobs, self.policy, concurrency=self.concurrency)) as stream:
             async for finished in stream:
                 for episode in finished:
-                    writer.write(episode)
+                    self.writer.write(episode)
                     episodes[_key(episode)] = episode
                 rate = (len(episodes) - before) / max(time.monotonic() - started, 1e-9)
                 seconds = (len(self.jobs) - len(episodes)) / rate
@@ -241,7 +243,8 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
     with open_policy(settings.policy, params, env) as policy, run_judge(settings.judge, env, file.parent):
         if warning := check_policy_fit(jobs, policy):
             progress.say(f"warning: {escape(warning)}")
-        yield _Rollout(jobs, policy, settings.concurrency, file, progress)
+        with EpisodeWriter(file) as writer:  # which locks it, before its settings are written
+            yield _Rollout(jobs, policy, settings.concurrency, writer, progress)
 
 
 def _from_anywhere(settings: RolloutSettings) -> RolloutSettings:
