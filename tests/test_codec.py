@@ -20,6 +20,7 @@ from agent_rl.core.trajectory import Fork, Source, Span, Trajectory
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store.arrays import pack_array
 from agent_rl.store.codec import dump_line, load_line
+from agent_rl.store.heads import Head, head_of
 from agent_rl.store.packing import PackedTrajectory, pack, unpack
 from tests.doubles import example_episode
 
@@ -225,6 +226,13 @@ def test_codec_keeps_half_a_surrogate_pair(text: str) -> None:
     assert (again.messages, again.task, again.stop_reason) == (episode.messages, episode.task, episode.stop_reason)
     assert type(again.stop_reason) is type(episode.stop_reason)
     assert load_line(b" " + line).messages == episode.messages  # also where another program wrote the line
+
+
+@pytest.mark.parametrize("more", [{}, {"y": float("nan")}, {"y": "\ud800"}])
+def test_codec_tells_keys_of_tasks_from_its_own(more: dict[str, object]) -> None:
+    task = {"x": {"$float": "NaN"}, "z": "$float", **more}
+    line = dump_line(example_episode(task=task))
+    assert repr(load_line(line).task) == repr(task) and Head.of(load_line(line)) == head_of(line)
 
 
 def test_codec_keeps_deeply_nested_arguments() -> None:

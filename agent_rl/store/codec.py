@@ -25,6 +25,7 @@ from agent_rl.store.images import KeepImage, Parts, pack_image, pack_parts, with
 from agent_rl.store.packing import KeepExperts, PackedTrajectory, pack, unpack
 
 SCHEMA = 3
+_NAMED = b'"$float"'
 HEADS = (b'{"schema":3,', b'{"schema":2,')  # which differ in arrays only
 
 
@@ -61,12 +62,12 @@ def dump_line(episode: Episode, *, experts: KeepExperts | None = None, images: K
     """
     try:
         line = _dump(episode, experts, images)
-        unsafe = ESCAPE.encode() in line
+        unsafe = ESCAPE.encode() in line or _NAMED in line
     except PydanticSerializationError as error:
         if not (unsafe := "surrogates not allowed" in str(error)):
             raise StoreError(f"episode {episode.id!r} holds something that JSON can't: {error}") from error
     if unsafe:
-        line = _dump(with_strings(episode, escape), experts, images)
+        line = _dump(with_strings(episode, _escape), experts, images)
     if b"NaN" in line or b"Infinity" in line:  # perhaps as a number, perhaps as a word
         line = _dumps(json.loads(line, parse_constant=lambda name: {"$float": name}))
     return line + b"\n"
@@ -99,6 +100,10 @@ def load_line(line: bytes, folder: Path | None = None, *, experts: bool = True) 
     return with_strings(episode, unescape) if ESCAPE.encode() in line else episode
 
 
+def _escape(text: str) -> str:
+    return f"{ESCAPE}0024float" if text == "$float" else escape(text)  # a key of a tool call's, not a number of ours
+
+
 def _dump(episode: Episode, experts: KeepExperts | None, images: KeepImage) -> bytes:
     head = {
         "schema": SCHEMA,
@@ -127,7 +132,7 @@ def _dump(episode: Episode, experts: KeepExperts | None, images: KeepImage) -> b
 
 
 def _validate(line: bytes, folder: Path | None) -> BaseModel:
-    if b'"$float"' not in line:
+    if _NAMED not in line:
         try:
             return _Stored.model_validate_json(line, strict=True, context=folder)
         except ValidationError as error:
