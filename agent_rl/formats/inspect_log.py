@@ -34,8 +34,9 @@ def write_inspect(episodes: Iterable[Episode], path: Path) -> int:
     samples, envs, models, seen = [], dict[str, None](), dict[str, None](), dict[str, int]()
     names: dict[tuple[str, str], str] = {}
     for episode in episodes:
-        group = episode.group_id or episode.id
-        sample = names.setdefault((group, task_key(episode.task)), episode.id if group in seen else group)
+        group = as_unicode(episode.group_id or episode.id)
+        own = as_unicode(episode.id)
+        sample = names.setdefault((group, task_key(episode.task)), own if group in seen else group)
         seen[sample] = seen.get(sample, 0) + 1
         envs[episode.env] = None
         models |= dict.fromkeys(used.model for used in episode.usage)
@@ -98,5 +99,5 @@ def _message(message: Message) -> dict[str, object]:
         row |= {"tool_call_id": message.tool_call_id, "function": message.name}
         if message.tool_error:
             kind = "timeout" if message.tool_error == "timeout" else "unknown"
-            row["error"] = {"type": kind, "message": content}
+            row["error"] = {"type": kind, "message": as_unicode(message.content)}
     return row

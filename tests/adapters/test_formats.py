@@ -31,7 +31,9 @@ EPISODES = [
     ),
 ]
 PICTURE = ar.Image.of(np.zeros((2, 2, 3), np.uint8))
-SHOWN = replace(PLAYED[0], id="p", group_id="g1", messages=(ar.Message("user", parts=["what?", PICTURE]),))
+BROKE = ar.core.messages.ToolErrorKind.EXCEPTION
+MESSAGES = (ar.Message("user", parts=["what?", PICTURE]), ar.Message("tool", parts=["!", PICTURE], tool_error=BROKE))
+SHOWN = replace(PLAYED[0], id="p", group_id="g1", messages=MESSAGES)
 
 
 @pytest.mark.parametrize("format", ["parquet", "dataset"])
@@ -73,7 +75,8 @@ def test_inspect_reads_its_log_with_groups_as_epochs(tmp_path: Path) -> None:
         log = read_eval_log(str(tmp_path / name), resolve_attachments=True)
         samples = {(s.metadata["episode"]): s for s in log.samples or []}
         assert [(samples[name].id, samples[name].epoch) for name in "abc"] == [("g", 1), ("g", 2), ("g0", 1)]
-        assert samples["p"].messages[0].content[1].image == PICTURE.url
+        asked, answered = samples["p"].messages
+        assert asked.content[1].image == PICTURE.url and answered.error.message == MESSAGES[1].content
         first = samples["a"]
         assert [m.role for m in first.messages] == [m.role for m in PLAYED[0].messages]
         assert first.messages[1].tool_calls[0].function == "calculator"
