@@ -12,6 +12,7 @@ import pytest
 from agent_rl.cli import main
 from agent_rl.store import index
 from agent_rl.store.codec import dump_line
+from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.selection import select
 from tests.doubles import example_episode
 
@@ -45,6 +46,18 @@ def runs(tmp_path: Path) -> Path:
         for file in folder.iterdir():
             os.utime(file, (1e9 - age, 1e9 - age))
     return tmp_path
+
+
+def test_runs_knows_one_without_a_status_by_its_writer(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def state() -> str:
+        assert main(["runs", str(runs), "--json"]) == 0
+        found = map(json.loads, capsys.readouterr().out.splitlines())
+        return next(str(row["state"]) for row in found if Path(row["folder"]).name == "under-way")
+
+    (runs / "under-way" / "episodes.status.json").unlink()
+    with EpisodeWriter(runs / "under-way"):
+        assert state() == "running"
+    assert state() == "stopped"
 
 
 def test_runs_lists_damaged_metrics_and_counts_checkpoints(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,9 @@ from typing import Literal, TypeAlias, cast
 from agent_rl.core.messages import JSON
 from agent_rl.errors import StoreError
 from agent_rl.rollout.watch import is_under_way
-from agent_rl.runs.folder import CONFIG, METRICS, SUMMARY, status_of
+from agent_rl.runs.folder import CONFIG, EPISODES, METRICS, SUMMARY, status_of
 from agent_rl.store.index import INDEX
+from agent_rl.store.lines import has_writer
 from agent_rl.store.shards import shards_of
 
 RunState: TypeAlias = Literal["running", "finished", "stopped"]
@@ -134,7 +135,7 @@ def _result(folder: Path) -> float | None:
 
 
 def _state(folder: Path, result: str) -> RunState:
-    if is_under_way(status_of(folder)):
+    if is_under_way(status_of(folder)) or has_writer(folder / EPISODES):  # runs on verl write no status
         return "running"
     return "finished" if (folder / result).exists() else "stopped"
 

@@ -110,6 +110,20 @@ def open_locked(path: Path, *, make: bool = True, wait: bool = False) -> int:
         os.close(fd)  # its writer has closed it as a shard, and the file of this name is another
 
 
+def has_writer(path: Path) -> bool:
+    """Return whether a process has a file open to append to, as far as this system can tell."""
+    try:
+        import fcntl
+
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for as long as it takes to close it
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        pass
+    return False
+
+
 def _lock_file(fd: int, path: Path, wait: bool) -> None:
     try:
         import fcntl  # not above: everything else of this module works on Windows
