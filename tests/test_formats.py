@@ -170,6 +170,19 @@ def test_chat_messages_hold_no_half_surrogates() -> None:
     json.dumps(chat_messages([Message("assistant", tool_calls=(call,)), answer]), ensure_ascii=False).encode()
 
 
+@pytest.mark.parametrize("format", ["openai", "atif"])
+def test_export_writes_no_number_that_json_lacks(format: str, tmp_path: Path) -> None:
+    def refused(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    task = {"limit": float("inf"), "low": [float("-inf"), float("nan")]}
+    call = ToolCall("a", "f", task)
+    episode = talked(task=task, messages=(*MESSAGES[:2], Message("assistant", tool_calls=(call,)), *MESSAGES[3:]))
+    export_episodes([episode], tmp_path / "e.jsonl", format)
+    for text in ((tmp_path / "e.jsonl").read_text(), chat_messages(episode.messages)[2]["tool_calls"][0]["function"]):
+        json.loads(text if isinstance(text, str) else text["arguments"], parse_constant=refused)
+
+
 def test_imported_conversations_group_by_what_was_asked(tmp_path: Path) -> None:
     def row(asked: str, **more: object) -> str:
         said = {"role": "assistant", "content": [{"type": "text", "text": ""}]}

@@ -142,9 +142,9 @@ def _copied(value: Any) -> Any:
 
 
 def without_nan(value: JSON) -> JSON:
-    """Return a value with None in the place of every NaN, at any depth: JSON has none."""
+    """Return a value with None in the place of every NaN and infinity, at any depth: JSON has none."""
     if isinstance(value, Mapping):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

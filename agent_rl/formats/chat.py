@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from agent_rl.core.images import Image
-from agent_rl.core.messages import JSON, ROLES, Message, Role, ToolCall, ToolErrorKind
+from agent_rl.core.messages import JSON, ROLES, Message, Role, ToolCall, ToolErrorKind, without_nan
 from agent_rl.rendering.chat_format import as_unicode, chat_parts
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -35,7 +35,7 @@ def _chat_message(message: Message) -> dict[str, JSON]:
 
 
 def _chat_call(call: ToolCall) -> dict[str, JSON]:
-    arguments = as_unicode(json.dumps(dict(call.arguments), ensure_ascii=False))
+    arguments = as_unicode(json.dumps(without_nan(call.arguments), ensure_ascii=False))
     named: dict[str, JSON] = {"name": as_unicode(call.name), "arguments": arguments}
     made: dict[str, JSON] = {"id": call.id, "type": "function", "function": named}
     return made | ({"error": call.error} if call.error else {})
