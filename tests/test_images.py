@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,18 @@ def test_store_holds_each_image_once_and_reads_it_back(tmp_path: Path) -> None:
     lines = (tmp_path / "episodes.jsonl").read_bytes()
     assert b"iVBOR" not in lines and str(RED).encode() in lines
     assert [e.messages for e in ar.read_episodes(tmp_path)] == [e.messages for e in episodes]
+
+
+def test_verify_leaves_out_messages_whose_images_are_gone(tmp_path: Path) -> None:
+    with ar.EpisodeWriter(tmp_path) as writer:
+        for episode in ar.run("images-test-v0", "oracle", n=1):
+            writer.write(episode)
+    assert ar.verify(tmp_path).counts == {"same": 1}
+    shutil.rmtree(tmp_path / "images")
+    with pytest.warns(UserWarning, match="is missing"):
+        found = ar.verify(tmp_path)
+    assert found.counts == {"unverified": 1}
+    assert found.reasons == {"images of its messages are not beside the episodes": 1}
 
 
 def test_line_sent_elsewhere_holds_its_images() -> None:
