@@ -115,6 +115,10 @@ def test_status_of_a_killed_process_is_not_under_way(tmp_path: Path) -> None:
         read_status(status)
     status.write_text(json.dumps(found | {"pid": gone.pid, "of": "another machine"}))
     assert is_under_way(status) and read_status(status)
+    status.write_bytes(b"\0\0")
+    assert not is_under_way(status)
+    with pytest.raises(StoreError, match=r"nothing is under way: .*e\.status\.json can't be read"):
+        read_status(status)
 
 
 def test_training_is_watched_until_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,10 +141,9 @@ def read_status(status: Path) -> list[str]:
     """
     try:
         found = json.loads(status.read_text(encoding="utf-8"))
-    except OSError:
-        raise StoreError(
-            f"nothing is under way: there is no {status}, which a rollout or a run writes beside its episodes"
-        ) from None
+    except (OSError, ValueError) as error:  # a machine's failure may leave an empty one
+        why = f"there is no {status}" if isinstance(error, FileNotFoundError) else f"{status} can't be read"
+        raise StoreError(f"nothing is under way: {why}, which a rollout or a run writes beside its episodes") from None
     age = max(0.0, time.time() - found["time"])
     if _was_killed(found):
         raise StoreError(f"nothing is under way: process {found['pid']}, which wrote {status} {age:.0f} s ago, is gone")
