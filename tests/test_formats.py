@@ -22,6 +22,7 @@ from agent_rl.formats.reading import import_episodes
 from agent_rl.formats.rows import IGNORED, preference_rows
 from agent_rl.formats.writing import LINES, export_episodes
 from agent_rl.rendering.hermes import read_call
+from agent_rl.store import index
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from tests.doubles import example_episode
 
@@ -228,6 +229,16 @@ def test_readme_commands_export_and_import(
     Path("FILE").rename("FILE.jsonl")
     assert main(import_.replace("FILE", "FILE.jsonl").split()[1:]) == 0
     assert "1 episodes in episodes.jsonl" in capsys.readouterr().out
+
+
+def test_import_of_more_than_a_shard_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EpisodeWriter.__init__.__kwdefaults__, "shard_bytes", 1000)
+    monkeypatch.setattr(index, "SMALL", 0)
+    rows = [{"messages": [{"role": "user", "content": f"{n}" * 500}]} for n in range(5)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["import", str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "out" / "e.jsonl")]) == 0
+    assert len(list(read_episodes(tmp_path / "out" / "e.jsonl"))) == 5
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["e.jsonl"]
 
 
 def test_commands_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

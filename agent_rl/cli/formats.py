@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from agent_rl.errors import ConfigError
@@ -49,12 +50,12 @@ def import_(arguments: argparse.Namespace) -> int:
     if stored := len(episode_ids(arguments.out)):
         raise ConfigError(f"{arguments.out} has {stored} episodes already: name another file")
     file = episode_file(arguments.out)
-    part = file.with_name(f".importing-{file.name}")  # whole or not there
+    part, count = file.with_name(f".importing-{file.name}"), 0  # whole or not there: in one piece, however large
     try:
-        with EpisodeWriter(part) as writer:
+        with EpisodeWriter(part, shard_bytes=sys.maxsize) as writer:
             for episode in import_episodes(arguments.file, arguments.format, env=arguments.env):
                 writer.write(episode)
-        count = len(episode_ids(part))
+                count += 1
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
