@@ -128,8 +128,9 @@ def _rewards(facts: Mapping[str, JSON]) -> Iterator[Reward]:
 
 def _unique(episodes: Iterator[Episode]) -> Iterator[Episode]:
     """Number ids that come up again: an id is one episode's in a file."""
-    seen: set[str] = set()
+    seen, used = set[str](), dict[str, int]()
     for episode in episodes:
-        id = next(free for n in count() if (free := f"{episode.id}-{n}" if n else episode.id) not in seen)
+        names = ((n, f"{episode.id}-{n}" if n else episode.id) for n in count(used.get(episode.id, 0)))
+        used[episode.id], id = next((n, free) for n, free in names if free not in seen)
         seen.add(id)
         yield episode if id == episode.id else replace(episode, id=id)
