@@ -15,6 +15,8 @@ from transformers import (
     GPT2LMHeadModel,
     GraniteConfig,
     GraniteForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -22,6 +24,7 @@ from transformers import (
 
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.parts import body_of, head_of, positions_of, rows_of, states_of
 from agent_rl.errors import ConfigError
 
@@ -82,3 +85,12 @@ def test_head_of_a_model_without_one_is_refused() -> None:
     encoder = BertModel(BertConfig(**SHAPE))
     with pytest.raises(ConfigError, match="bert has no linear output head"):
         head_of(encoder)
+
+
+def test_long_rope_ends_where_it_would_rotate_otherwise() -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    positions = {"max_position_embeddings": 64, "original_max_position_embeddings": 16}
+    model = Phi3ForCausalLM(Phi3Config(**SHAPE, **positions, rope_parameters=rope, pad_token_id=0))
+    assert positions_of(model) == 16
+    with pytest.raises(ConfigError, match=r"max_len=17 exceeds the model's 16 positions; set rollout.context=16"):
+        Engine(model, max_len=17)

@@ -202,7 +202,10 @@ class Engine:
         if slots < 1 or max_len < 2:
             raise ConfigError(f"an engine needs slots >= 1 and max_len >= 2, not {slots} and {max_len}")
         if max_len > ((positions := positions_of(model)) or max_len):
-            raise ConfigError(f"max_len={max_len} exceeds the model's {positions} positions")
+            raise ConfigError(
+                f"max_len={max_len} exceeds the model's {positions} positions; set rollout.context={positions}, or "
+                f"policy.context={positions} of a policy, or less"
+            )
         self.cache = KVCache(max_len, dtype=model.dtype, device=model.device)
         self.forward = forward(model, self.cache)
         self.vocab_size = rows_of(model)

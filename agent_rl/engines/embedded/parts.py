@@ -8,6 +8,7 @@ seen through everywhere.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -133,7 +134,15 @@ def rows_of(model: nn.Module) -> int:
 
 
 def positions_of(model: nn.Module) -> int | None:
-    """Return the longest sequence that a model can be fed, in tokens; None if it knows no limit."""
+    """Return the longest sequence that a model can be fed, in tokens; None if it knows no limit.
+
+    Beyond the positions that LongRoPE began with (Phi-3), a model rotates every position in another way: that of a
+    whole batch by the longest sequence in it, and keys of earlier turns differ from those that are computed again.
+    """
     config = unwrapped(model).config.get_text_config()
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    return next((n for name in names if isinstance(n := getattr(config, name, None), int) and n > 0), None)
+    known = next((n for name in names if isinstance(n := getattr(config, name, None), int) and n > 0), None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, Mapping))]
+    short = (kind.get("original_max_position_embeddings") for kind in kinds if kind.get("rope_type") == "longrope")
+    return min((n for n in (known, *short) if n is not None), default=None)
