@@ -18,6 +18,7 @@ from agent_rl.engines.embedded.parts import states_of
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import load_once
 from benchmarks import memory as benchmark
+from tests.families import make
 from tests.runs import config
 
 WIDE = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "intermediate": 1024}
@@ -106,6 +107,14 @@ def test_estimate_reads_no_weights(talker: Path, tmp_path: Path) -> None:
         (bare / file.name).write_text(file.read_text())
     without = config(tmp_path, start_from=str(bare))
     assert estimate(without, without.load_env()).parts == whole.parts
+
+
+@pytest.mark.parametrize("kind", ["opt", "bart", "mamba", "gemma3", "gemma4_text"])
+def test_families_that_keep_their_layers_elsewhere_are_estimated(kind: str, tmp_path: Path) -> None:
+    make(kind).config.save_pretrained(tmp_path)
+    for changes in ({}, {"freeze": {"layers": 1}}):
+        settings = config(tmp_path, start_from=str(tmp_path), rollout={"context": 64}, **changes)
+        assert (estimate(settings, settings.load_env()).parts.get("pages", 0.0) == 0) == (kind == "mamba")
 
 
 def test_run_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,8 @@ def new_adapter(model: PreTrainedModel, lora: LoraConfig, freeze: FreezeConfig, 
 
     from agent_rl.engines.embedded.adapters import add_adapter
 
-    layers, linear = range(freeze.layers, model.config.num_hidden_layers), linear_names(model)
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    layers, linear = range(freeze.layers, count), linear_names(model)
     targets = linear if lora.targets == "all-linear" else lora.targets
     config = peft.LoraConfig(
         r=lora.rank,
@@ -106,11 +107,12 @@ def freeze_parameters(model: PreTrainedModel, freeze: FreezeConfig) -> None:
     """
     from agent_rl.engines.embedded.parts import head_of, layers_of
 
-    layers, embeddings = layers_of(model), model.get_input_embeddings()
-    if freeze.layers > len(layers):
-        raise ConfigError(f"freeze.layers={freeze.layers}: the model has {len(layers)}")
-    for layer in layers[: freeze.layers]:
-        layer.requires_grad_(False)
+    embeddings = model.get_input_embeddings()
+    if freeze.layers:
+        layers = layers_of(model)
+        if freeze.layers > len(layers):
+            raise ConfigError(f"freeze.layers={freeze.layers}: the model has {len(layers)}")
+        layers[: freeze.layers].requires_grad_(False)
     tied = head_of(model).weight is embeddings.weight
     if freeze.embeddings or (freeze.layers and not tied):
         embeddings.weight.requires_grad_(False)

@@ -124,7 +124,7 @@ def estimate(config: TrainConfig, env: EnvSpec, source: str | Path | None = None
         updating["freed but kept"] = FREED * (gradients + activations)
     sampling = {"pages": pages, "engine": _engine_copy(model, _nbytes(own)) if config.engine == "torch" else 0.0}
     if config.engine == "torch" and records_steps(model, device):
-        layer = _pages(model, ROWS[-1], context) / model.config.num_hidden_layers
+        layer = _pages(model, ROWS[-1], context) / model.config.num_hidden_layers  # of a fused one, they are alike
         sampling["recorded steps"] = min(GATHERED, layer) + 4.0 * sum(ROWS) * head_of(model).weight.shape[0]
     parts = fixed | max(updating, sampling, key=lambda phase: sum(phase.values()))
     if config.processes > 1 and device.type == "cpu":
@@ -165,11 +165,12 @@ def _engine_copy(model: PreTrainedModel, weights: float) -> float:
 
 
 def _pages(model: PreTrainedModel, slots: int, context: int) -> float:
-    """Return the bytes of keys and values when every slot is full."""
-    text = model.config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = 2 * text.num_hidden_layers * heads * head_dim_of(text) * model.dtype.itemsize
-    return float(slots * -(-context // PAGE) * PAGE * size)
+    """Return the bytes of keys and values when every slot is full; a recurrent model has none."""
+    text = model.config.get_text_config(decoder=True)
+    layers = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text] * text.num_hidden_layers
+    heads = [getattr(one, "num_key_value_heads", None) or getattr(one, "num_attention_heads", 0) for one in layers]
+    width = sum(n * head_dim_of(one) for n, one in zip(heads, layers, strict=True) if n)
+    return float(slots * -(-context // PAGE) * PAGE * 2 * width * model.dtype.itemsize)
 
 
 def _activations(model: PreTrainedModel, config: TrainConfig, context: int) -> float:
@@ -178,7 +179,8 @@ def _activations(model: PreTrainedModel, config: TrainConfig, context: int) -> f
     The model is spoilt by it: under autocast it gets another format.
     """
     tokens, width = config.forward_tokens, min(config.forward_tokens, context)
-    layers, size = model.config.num_hidden_layers - config.freeze.layers, model.config.hidden_size
+    text = model.config.get_text_config(decoder=True)
+    layers, size = text.num_hidden_layers - config.freeze.layers, text.hidden_size
     rough = float(UNTRACED * layers * tokens * size * model.dtype.itemsize)
     if rough < SMALL:
         return rough
@@ -266,7 +268,8 @@ AttentionInterface.register(_INTERFACE, _attend)
 
 def _savings(config: TrainConfig, env: EnvSpec, source: str | Path | None, now: Memory) -> Iterator[tuple[float, str]]:
     """Yield what other settings would save, in bytes, with the settings."""
-    layers = _shape(config, source or config.start_from).config.num_hidden_layers
+    shape = _shape(config, source or config.start_from)
+    layers = shape.config.get_text_config(decoder=True).num_hidden_layers
     changes: dict[str, object] = {
         "micro_batch_tokens": max(128, config.forward_tokens // 4),
         "gradient_checkpointing": True,

@@ -123,9 +123,17 @@ def _head_module(model: PreTrainedModel) -> nn.Module:
 
 
 def layers_of(model: nn.Module) -> nn.ModuleList:
-    """Return a model's decoder layers, the one that is fed first at the front."""
-    lists = (module for module in body_of(model).children() if isinstance(module, nn.ModuleList))
-    return next(found for found in lists if len(found) == unwrapped(model).config.num_hidden_layers)
+    """Return a model's decoder layers, the one that is fed first at the front.
+
+    Raises:
+        ConfigError: if they are in no list of as many modules as the configuration says.
+    """
+    config = unwrapped(model).config.get_text_config(decoder=True)
+    lists = (module for module in body_of(model).modules() if isinstance(module, nn.ModuleList))
+    found = next((found for found in lists if len(found) == config.num_hidden_layers), None)
+    if found is None:
+        raise ConfigError(f"the layers of {config.model_type} can't be told apart: leave out freeze.layers")
+    return found
 
 
 def rows_of(model: nn.Module) -> int:
