@@ -21,6 +21,7 @@ from agent_rl.backends.embedded.fine_tuning import (
     LoraConfig,
     checkpointed,
     freeze_parameters,
+    linear_names,
     new_adapter,
 )
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, OptimizerKind
@@ -33,6 +34,7 @@ from agent_rl.engines.embedded.model_folder import in_format, load_model
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.view.progress import Progress
 from tests.engines import VOCAB, assert_full, needs_gpu, play_all, ragged_plans, tiny
+from tests.families import make
 from tests.runs import assert_same_run, config, metrics_of, whole_and_killed
 
 IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))
@@ -77,6 +79,20 @@ def test_adapter_alone_is_trained_above_frozen_layers() -> None:
     assert trained and all(name.startswith("model.layers.1.") and "lora_" in name for name in trained)
     with pytest.raises(ConfigError, match=r"lora.targets=\('nope',\): the model's linear modules are down_proj, "):
         new_adapter(tiny(), LoraConfig(targets=("nope",)), FreezeConfig(), 0)
+
+
+@pytest.mark.parametrize(("target", "part"), [("embed_tokens", "embeddings"), ("lm_head", "head")])
+def test_adapter_of_embeddings_or_head_is_refused(target: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=rf"lora.targets=\('q_proj', '{target}'\) names the model's {part}"):
+        new_adapter(make("llama"), LoraConfig(targets=("q_proj", target)), FreezeConfig(), 0)
+
+
+def test_numbered_linear_modules_get_adapters() -> None:
+    model = make("ctrl")
+    assert linear_names(model) == ["Wk", "Wq", "Wv", "dense", "ffn.0", "ffn.2"]
+    new_adapter(model, LoraConfig(rank=2), FreezeConfig(), 0)
+    with pytest.raises(ConfigError, match=r"peft says: .* 'out_proj' is incompatible with Mamba"):
+        new_adapter(make("mamba"), LoraConfig(rank=2), FreezeConfig(), 0)
 
 
 @pytest.mark.parametrize(("freeze", "trained"), [({"layers": 1}, True), ({"layers": 1, "embeddings": True}, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
@@ -75,16 +76,23 @@ def new_adapter(model: PreTrainedModel, lora: LoraConfig, freeze: FreezeConfig, 
             torch.manual_seed(seed)
             add_adapter(model, config)
     except ValueError as error:
-        raise ConfigError(f"lora.targets={lora.targets}: the model's linear modules are {', '.join(linear)}") from error
+        raise ConfigError(
+            f"lora.targets={lora.targets}: the model's linear modules are {', '.join(linear)}; peft says: "
+            f"{str(error).splitlines()[0][:300]}"
+        ) from error
+    ends = {"embeddings": model.get_input_embeddings(), "head": model.get_output_embeddings()}
+    for part, module in ends.items():  # the engine and the losses read their weights, not what an adapter adds
+        if hasattr(module, "base_layer"):
+            raise ConfigError(f"lora.targets={lora.targets} names the model's {part}, which can have no adapter here")
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:
-    """Return the ends of the names of a model's linear modules, but for its head."""
+    """Return the ends of the names of a model's linear modules, but for its head: of `ffn.0` both parts."""
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
     linear = (name for name, m in model.named_modules() if isinstance(m, (torch.nn.Linear, Conv1D)) and m is not head)
-    return sorted({name.rpartition(".")[2] for name in linear})
+    return sorted({(re.search(r"[^.]+(\.\d+)*$", name) or [name])[0] for name in linear})
 
 
 def require_peft() -> None:
