@@ -243,6 +243,14 @@ def test_optimizer_leaves_adapters_of_matrices_to_muon(dora: bool, parts: list[s
     assert all(torch.equal(b, c) and not torch.equal(a, b) for a, b, c in after)
 
 
+@pytest.mark.parametrize(("kind", "count"), [("gpt2", 8), ("gpt_oss", 8)])
+def test_muon_steps_neither_embeddings_nor_routers(kind: str, count: int) -> None:
+    model = make(kind)
+    muon = Optimizer(model, OptimizerConfig(muon_lr=0.01))._parts[-1][0].param_groups[0]["params"]
+    names = {name for name, p in model.named_parameters() if any(p is own for own in muon)}
+    assert len(names) == count and all("attn" in name or ".mlp.c_" in name for name in names)
+
+
 def test_autocast_is_refused_beside_bfloat16_weights() -> None:
     with pytest.raises(ValueError, match=r"precision.autocast=bfloat16 changes nothing that dtype=bfloat16 does not"):
         TrainConfig.model_validate({"env": "calculator-v0", "dtype": "bfloat16", "precision": {"autocast": "bfloat16"}})

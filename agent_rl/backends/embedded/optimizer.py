@@ -91,7 +91,8 @@ class Optimizer:
         named = [(name, _master(p)) for name, p in trained]
         self.parameters = [p for _, p in named]
         self._copies = [(p, master) for (_, p), master in zip(trained, self.parameters, strict=True) if p is not master]
-        hidden = [p for name, p in named if config.muon_lr and _suits_muon(name, p)]
+        looked_up = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, torch.nn.Embedding)}
+        hidden = [p for name, p in named if config.muon_lr and name not in looked_up and _suits_muon(name, p)]
         rest = [p for p in self.parameters if not any(p is h for h in hidden)]
         betas = (config.beta1, config.beta2)
         self._parts: list[tuple[torch.optim.Optimizer, float]] = []
@@ -207,4 +208,5 @@ def _master(weight: nn.Parameter) -> nn.Parameter:
 
 def _suits_muon(name: str, parameter: Tensor) -> bool:
     # embeddings and heads are no hidden matrices; a router on Muon collapses onto few experts (measured)
-    return parameter.ndim == 2 and not any(part in name for part in ("embed", "lm_head", "mlp.gate.weight"))
+    others = ("embed", "lm_head", ".gate.weight", "router", "bias")
+    return parameter.ndim == 2 and not any(part in name for part in others)
