@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,13 @@ def test_export_merges_an_adapter(adapter: Path, tmp_path: Path, capsys: pytest.
     assert main(["export", str(adapter), "-o", str(tmp_path / "half"), "--dtype", "float16"]) == 1
     assert "leave out --dtype, or add --merge" in capsys.readouterr().err
     assert {file.name for file in tmp_path.iterdir()} == {"merged", "adapter"}
+
+
+def test_adapter_as_peft_writes_it_takes_its_models_tokenizer(adapter: Path, tmp_path: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(adapter / name, tmp_path)
+    (whole, own), (alike, base) = load_model(adapter), load_model(tmp_path)
+    assert torch.equal(logits(alike), logits(whole)) and base.get_vocab() == own.get_vocab()
 
 
 def test_export_merges_what_verl_wrote(adapter: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -57,6 +58,24 @@ def test_loaded_model_learns_from_its_padding_token(
     of_fresh, of_loaded = (one.get_input_embeddings().weight.grad[pad] for one in (model, found))
     assert float(of_fresh.norm()) > 1e-6
     torch.testing.assert_close(of_loaded, of_fresh)
+
+
+def test_tokenizer_without_an_end_leaves_the_models(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model.config.eos_token_id = model.generation_config.eos_token_id = 7
+    tokenizer.eos_token = None
+    make_engine(model, tokenizer, slots=1, context=64)
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == 7
+
+
+def test_policy_of_few_positions_has_a_context_of_them(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    save(tmp_path, model, tokenizer)
+    env = replace(ar.spec("calculator-v0"), budget=ar.Budget())
+    with open_policy(PolicyConfig(name=str(tmp_path)), ar.SamplingParams(), env) as policy:
+        assert policy.engine.context_limit == 64
 
 
 def write_gguf(file: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -31,8 +31,8 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return a model, in a format on a device, and its tokenizer: of a folder, of the hub by name, or of a GGUF file.
 
-    An adapter's folder is loaded with the model that it was trained on; `merged` into its weights or beside them. A
-    GGUF file's weights are dequantised.
+    An adapter's folder is loaded with the model that it was trained on, and with that one's tokenizer if it has none;
+    `merged` into its weights or beside them. A GGUF file's weights are dequantised.
 
     Raises:
         CheckpointError: if there is no model, or a damaged one.
@@ -43,7 +43,8 @@ def load_model(
     try:
         weights = verl_weights(folder)
         model = _read(base or folder, dtype) if weights is None else _made_of(folder, weights, dtype)
-        tokenizer = AutoTokenizer.from_pretrained(**load_options(folder))
+        owner = folder if base is None or any(Path(folder).glob("tokenizer*")) else base  # peft itself writes none
+        tokenizer = AutoTokenizer.from_pretrained(**load_options(owner))
     except Exception as error:  # what its many readers raise about a file that is cut short or missing
         raise unloadable(folder, error) from error
     embedding = model.get_input_embeddings()
@@ -105,7 +106,7 @@ def make_engine(
     """
     for config in (model.generation_config, model.config):
         own = config.eos_token_id  # a list where replies end in several ways
-        if tokenizer.eos_token_id not in (own if isinstance(own, list) else [own]):
+        if tokenizer.eos_token_id not in (None, *(own if isinstance(own, list) else [own])):
             config.eos_token_id = tokenizer.eos_token_id
         if tokenizer.pad_token_id is not None:
             config.pad_token_id = tokenizer.pad_token_id
