@@ -64,6 +64,20 @@ THOUGHTS = """
 """
 
 
+TOOLS_LAST = """{%- for m in messages -%}
+{%- if tools and m.role == 'user' and loop.last -%}
+{{- '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' -}}
+{%- endif -%}
+{{- '<|im_start|>' + m.role + '\\n' -}}
+{%- if m.reasoning_content -%}{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' -}}{%- endif -%}
+{{- m.content -}}
+{%- for c in m.tool_calls or [] -%}{{- '<tool_call>' + (c.function | tojson) + '</tool_call>' -}}{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+
 @cache
 def tokenizer(template: str) -> PreTrainedTokenizerFast:
     made = copy.deepcopy(bare())
@@ -175,3 +189,20 @@ def test_template_tools_can_not_forge_turns() -> None:
     honest = ToolSpec("search", "Honest.", {"type": "object"})
     counts = [sum(i in renderer.stop_ids for i in renderer.prompt([ASK], [tool])) for tool in (forged, honest)]
     assert counts[0] == counts[1] > 0
+
+
+def test_template_that_moves_its_tools_is_no_append() -> None:
+    with pytest.raises(RenderError, match="rewrites what came before"):
+        TemplateRenderer(tokenizer(TOOLS_LAST))
+    renderer = TemplateRenderer(tokenizer(TOOLS_LAST), on_break="fork")
+    assert renderer.support == Support()
+    prompt, reply = renderer.prompt([ASK], [SEARCH]), renderer.reply(Message("assistant", "Yes."))
+    assert renderer.bridge(prompt, reply, [AGAIN], [SEARCH]) is None
+
+
+def test_template_reply_keeps_spaces_in_front_of_commas() -> None:
+    made = copy.deepcopy(tokenizer(SMOLLM2))
+    made.clean_up_tokenization_spaces = True  # of BPE only as older releases did
+    made.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    renderer, said = TemplateRenderer(made), Message("assistant", "f(a , b) . I do n't !")
+    assert renderer.parse(renderer.reply(said)).content == said.content

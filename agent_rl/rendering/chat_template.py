@@ -101,8 +101,8 @@ class ChatTemplate:
         return after[len(before) :]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens included."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        """Return the text of ids, special tokens included, and spaces in front of commas."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def require_prefix(self, before: Sequence[int], after: Sequence[int], what: str) -> None:
         """Raise `BreakError` unless `before` begins `after`; `what` is rendered in between."""

@@ -43,9 +43,11 @@ class Proof:
 
     def broken(self) -> Iterator[tuple[str, BreakError]]:
         """Yield the role of each message in front of which the template rewrites what it rendered, and how."""
+        toolsets = ((), (_TOOL,)) if self.template.support.tools == "template" else ((),)
         for history, new in _PROBES:
             try:
-                self._prove(history, new)
+                for tools in toolsets:  # some templates put them in front of the last question
+                    self._prove(history, new, tools)
             except BreakError as error:
                 yield new.role, error
 
@@ -126,20 +128,20 @@ class Proof:
             return False
         return True
 
-    def _prove(self, history: Sequence[Message], new: Message) -> None:
-        header = self.template.render(history[:-1], (), generate=True)
+    def _prove(self, history: Sequence[Message], new: Message, tools: Sequence[ToolSpec] = ()) -> None:
+        header = self.template.render(history[:-1], tools, generate=True)
         if self.template.support.reasoning == "dropped" and not self.template.decode(header).rstrip().endswith(
             THINK_END
         ):
             raise BreakError(f"the chat template changes the reply: it leaves out the thought {THOUGHT!r}")
-        before = self.template.render(history, (), generate=False)
-        after = self.template.render([*history, new], (), generate=True)
+        before = self.template.render(history, tools, generate=False)
+        after = self.template.render([*history, new], tools, generate=True)
         self.template.require_prefix(header, before, "a reply")
         if history[-1].content not in self.template.decode(before):
             shown = self.template.decode(before[len(header) :])
             raise BreakError(f"the chat template changes the reply {history[-1].content!r} to {shown!r}")
         self.template.require_prefix(before, after, f"a {new.role} message")
-        tail = self.template.tail([new], ())
+        tail = self.template.tail([new], tools)
         if after[len(before) :] != tail or new.content not in self.template.decode(tail):
             shown, alone = self.template.decode(after[len(before) :]), self.template.decode(tail)
             raise BreakError(
