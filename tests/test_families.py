@@ -7,6 +7,7 @@ from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.engines.embedded import module_forward
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.kv_cache import KVCache
+from agent_rl.engines.embedded.model_folder import in_format
 from agent_rl.engines.embedded.module_forward import ModuleForward, WholeForward
 from agent_rl.moe.routes import recorded, replayed, routers
 from tests.families import KINDS, group_of, largest_gap, make, page
@@ -45,6 +46,16 @@ def test_window_without_effect_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -
     model.config.sliding_window = 40
     monkeypatch.setattr(module_forward, "PROBE_WINDOW", sum(module_forward.PROBE))
     assert isinstance(Engine(model, slots=3, max_len=64).forward, WholeForward)
+
+
+@pytest.mark.parametrize("seed", [6, 11])
+def test_rounding_of_routers_does_not_choose_the_forward(seed: int) -> None:
+    model, generator = make("olmoe"), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in (weight for weight in model.parameters() if weight.dim() > 1):
+            weight += 0.1 * torch.randn(weight.shape, generator=generator)
+    in_format(model, "bfloat16")
+    assert isinstance(Engine(model, slots=1, max_len=64).forward, ModuleForward)
 
 
 @pytest.mark.sandbox

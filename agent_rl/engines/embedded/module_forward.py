@@ -23,7 +23,7 @@ from agent_rl.engines.embedded.layout import Feed, Layout
 from agent_rl.engines.embedded.pages import Table
 from agent_rl.engines.embedded.parts import head_of, rows_of, states_of
 from agent_rl.errors import ConfigError
-from agent_rl.moe.routes import recorded
+from agent_rl.moe.routes import Routes, recorded, routed
 
 _log = logging.getLogger(__name__)
 
@@ -185,11 +185,13 @@ def require_causal(model: PreTrainedModel) -> None:
     """
     kind, ids = model.config.model_type, _probe_ids(model)
     try:
+        with _evaluated(model), recorded(model) as routes:
+            whole = states_of(model, ids)
         with _evaluated(model):
-            whole, part = states_of(model, ids), states_of(model, ids[:, : PROBE[0]])
             logits = model(input_ids=ids).logits
+            is_causal = any(_is_part(model, ids, whole, given) for given in _ways(routes))
         problem = ""
-        if not _close(whole[:, : PROBE[0]], part):
+        if not is_causal:
             problem = "its states depend on later tokens (is_decoder=false in its config.json?)"
         elif not _close(head_of(model).logits(whole), logits):
             problem = "its logits are no linear map of its states"
@@ -201,25 +203,48 @@ def require_causal(model: PreTrainedModel) -> None:
         raise ConfigError(f"{kind} can't be sampled and trained: {problem}; start from a causal language model")
 
 
+def _is_part(model: PreTrainedModel, ids: Tensor, whole: Tensor, given: Tensor | None) -> bool:
+    """Return whether the states of all `ids` begin with those of the first ones alone."""
+    with routed(model, given):
+        return _close(whole[:, : PROBE[0]], states_of(model, ids[:, : PROBE[0]]))
+
+
+def _ways(routes: Routes) -> list[Tensor | None]:
+    """Return how to compare with a forward: as the routers choose, and else as they chose there, `[1, T, layers, k]`.
+
+    In bfloat16 rounding alone changes what they choose, and with it what a mixture computes.
+    """
+    return [None, torch.stack(routes.own, 1)[None]] if routes.own else [None]
+
+
 @torch.no_grad()
 def _agrees(model: PreTrainedModel, cache: KVCache) -> bool:
     """Return whether `ModuleForward` computes what the model does, over several turns of one sequence."""
-    forward, ids, start, table = ModuleForward(model, cache), _probe_ids(model), 0, Table()
+    ids = _probe_ids(model)
     try:
-        with _evaluated(model):
+        with _evaluated(model), recorded(model) as routes:
             expected = head_of(model).logits(states_of(model, ids))[0]
-        for count in PROBE:
-            fed = ids[0, start : start + count].tolist()
-            start += count
-            cache.pages.write(table, fed)
-            if not _close(forward(cache.layout([Feed(table, fed)])).logits[0], expected[start - 1]):
-                return False
-            cache.pages.settle()
+        return any(_agrees_so(model, cache, ids, expected, given) for given in _ways(routes))
     except Exception as error:  # of the model's code, which is asked for what it may not be made for
         _log.debug("%s doesn't run over the engine's cache", model.config.model_type, exc_info=error)
         return False
     finally:
         cache.clear()
+
+
+def _agrees_so(model: PreTrainedModel, cache: KVCache, ids: Tensor, expected: Tensor, given: Tensor | None) -> bool:
+    """Return whether `ModuleForward` computes the expected logits, with the experts that are given, if any are."""
+    cache.clear()
+    forward, start, table = ModuleForward(model, cache), 0, Table()
+    for count in PROBE:
+        fed = ids[0, start : start + count].tolist()
+        cache.pages.write(table, fed)
+        with routed(model, None if given is None else given[:, start : start + count]):
+            logits = forward(cache.layout([Feed(table, fed)])).logits[0]
+        start += count
+        if not _close(logits, expected[start - 1]):
+            return False
+        cache.pages.settle()
     return True
 
 
