@@ -95,6 +95,17 @@ def test_numbered_linear_modules_get_adapters() -> None:
         new_adapter(make("mamba"), LoraConfig(rank=2), FreezeConfig(), 0)
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v3", "afmoe", "phimoe", "llama4_text"])
+def test_adapters_pass_over_experts_and_routers(kind: str) -> None:
+    model = make(kind)
+    new_adapter(model, LoraConfig(rank=2), FreezeConfig(), 0)
+    names = {name.rpartition(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
+    assert names >= {"o_proj"} and not names & {"router", "gate", "experts"}
+    Engine(model, slots=1, max_len=16)
+    with pytest.raises(ConfigError, match=r"names the model's experts|the model's linear modules are"):
+        new_adapter(make("deepseek_v3"), LoraConfig(targets=("down_proj",)), FreezeConfig(), 0)
+
+
 @pytest.mark.parametrize(("freeze", "trained"), [({"layers": 1}, True), ({"layers": 1, "embeddings": True}, False)])
 def test_frozen_parameters_take_no_gradient(freeze: dict[str, object], trained: bool) -> None:
     model, whole = tiny(), tiny()

@@ -34,7 +34,8 @@ class LoraConfig(Section):
     """What the product of the two matrices is scaled by, over `rank`."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     """The modules that get an adapter, by the ends of their names, such as `[q_proj,v_proj]`; `all-linear` for every
-    linear one but the head. The experts of a mixture are none: their attention gets adapters."""
+    linear one but the head. The experts of a mixture are none, nor what is called as they are (its shared experts): the
+    attention gets adapters."""
     dora: bool = False
     """Whether magnitude and direction are trained apart (DoRA, Liu et al. 2024, arXiv 2402.09353)."""
 
@@ -47,6 +48,10 @@ class FreezeConfig(Section):
     layers: int = Field(0, ge=0)
     """The first ones. Gradients end above them, so that the embeddings learn nothing from below; a head that is tied to
     them still trains them."""
+
+
+_MORE_THAN_LINEAR = re.compile("Router|Grouped")
+"""Classes that inherit a linear module's weight and return something else."""
 
 
 def new_adapter(model: PreTrainedModel, lora: LoraConfig, freeze: FreezeConfig, seed: int) -> None:
@@ -80,19 +85,29 @@ def new_adapter(model: PreTrainedModel, lora: LoraConfig, freeze: FreezeConfig, 
             f"lora.targets={lora.targets}: the model's linear modules are {', '.join(linear)}; peft says: "
             f"{str(error).splitlines()[0][:300]}"
         ) from error
-    ends = {"embeddings": model.get_input_embeddings(), "head": model.get_output_embeddings()}
-    for part, module in ends.items():  # the engine and the losses read their weights, not what an adapter adds
+    # the engine and the losses read the weights of these, not what an adapter adds
+    parts = [("embeddings", model.get_input_embeddings()), ("head", model.get_output_embeddings())]
+    parts += [("experts", module) for module in model.modules() if hasattr(module, "parameter_name")]
+    for part, module in parts:
         if hasattr(module, "base_layer"):
             raise ConfigError(f"lora.targets={lora.targets} names the model's {part}, which can have no adapter here")
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:
-    """Return the ends of the names of a model's linear modules, but for its head: of `ffn.0` both parts."""
+    """Return the ends of the names of a model's linear modules, of `ffn.0` both parts, but for its head.
+
+    Nor what is called as the weights of a mixture's experts are or were, such as its shared experts: `peft` takes such
+    a name for all of them.
+    """
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
     linear = (name for name, m in model.named_modules() if isinstance(m, (torch.nn.Linear, Conv1D)) and m is not head)
-    return sorted({(re.search(r"[^.]+(\.\d+)*$", name) or [name])[0] for name in linear})
+    plain = (name for name in linear if not _MORE_THAN_LINEAR.search(type(model.get_submodule(name)).__name__))
+    names = {(re.search(r"[^.]+(\.\d+)*$", name) or [name])[0] for name in plain}
+    experts = {name.rpartition(".")[2] for name, weight in model.named_parameters() if weight.ndim == 3}
+    fused = {"gate", "gate_proj", "up_proj"} if "gate_up_proj" in experts else set[str]()
+    return sorted(names - experts - fused)
 
 
 def require_peft() -> None:
