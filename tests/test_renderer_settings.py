@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import agent_rl as ar
@@ -62,6 +63,19 @@ def test_plain_renderer_appends_and_reads_calls(tmp_path: Path) -> None:
     assert [*prompt, *reply, *bridge.closing, *bridge.ids] == renderer.prompt([ASK, said, result], tools)
     tokenizer.save_pretrained(tmp_path)
     assert load_renderer(AutoTokenizer.from_pretrained(tmp_path)).prompt([ASK], tools) == prompt
+
+
+def test_plain_renderer_begins_as_the_tokenizer_does() -> None:
+    tokenizer = base_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    begin = tokenizer.bos_token_id
+    assert begin not in load_renderer(tokenizer, "plain").prompt([ASK], ())  # as of GPT-2, which begins with none
+    parts = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    tokenizer.backend_tokenizer.post_processor = parts
+    renderer = load_renderer(tokenizer, "plain")
+    prompt = renderer.prompt([ASK], ())
+    bridge = renderer.bridge(prompt, renderer.reply(ar.Message("assistant", "12")), [ASK])
+    assert prompt[0] == begin and begin not in [*prompt[1:], *bridge.ids]
 
 
 def test_checkpoint_remembers_the_renderer_that_was_asked_for(tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ def template_fork(
 def plain(tokenizer: PreTrainedTokenizerBase) -> TemplateRenderer:
     """Give a base model's tokenizer a chat template of words, and return its renderer; the model saves it.
 
+    It begins with the token that the tokenizer puts in front of every text, if it does.
+
     Raises:
         RenderError: if the tokenizer has no token that ends a text.
     """
@@ -133,5 +135,7 @@ def plain(tokenizer: PreTrainedTokenizerBase) -> TemplateRenderer:
         raise RenderError(
             f"renderer=plain ends turns by eos_token, which the tokenizer {tokenizer.name_or_path!r} lacks"
         )
-    tokenizer.chat_template = (resources.files("agent_rl.rendering") / "plain.j2").read_text(encoding="utf-8")
+    template = (resources.files("agent_rl.rendering") / "plain.j2").read_text(encoding="utf-8")
+    begins = tokenizer.bos_token_id is not None and tokenizer.encode("a")[0] == tokenizer.bos_token_id
+    tokenizer.chat_template = ("{{- bos_token -}}" if begins else "") + template  # Gemma and Llama know no text without
     return TemplateRenderer(tokenizer)
