@@ -21,6 +21,7 @@ from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.policy import TokenPolicy
+from agent_rl.policy.base import Prefix
 from agent_rl.policy.shortening import DROPPED, REQUEST, SUMMARY, Shortening
 from agent_rl.replay.fork import fork_jobs
 from agent_rl.rollout import continuation, run_episode
@@ -124,6 +125,25 @@ def test_summary_replaces_the_conversation() -> None:
     assert fork.forked_from is not None and fork.forked_from.parent == 0 and len(policy.engine.sessions) == 2
     again = SUM.rewrite([*SUM.rewrite(episode.messages, "one"), *episode.messages[1:]], "two")
     assert [m.content for m in again] == ["roll" + SUMMARY + "two"]  # in the place of the earlier one
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_summary_keeps_the_question_behind_examples(resumed: bool) -> None:
+    shown = [Message("user", "1+1?"), Message("assistant", "2"), Message("user", "2+2?")]
+    rule = Shortening(rule="summarise", over_tokens=40)
+    policy = TokenPolicy(ScriptedEngine(sampled(ids("Hm.", "none yet", "4"))), RENDERER, shorten=rule)
+    before = Prefix((*shown, Message("assistant", "So?"), Message("user", "Go on.")), (), 1)
+    talk = policy.resume((), 0, before) if resumed else policy.start((), 0)
+
+    async def main() -> None:
+        talk.observe(() if resumed else shown)
+        await talk.reply()
+        talk.observe([Message("user", "Well? " * 20)])
+        await talk.reply()
+
+    asyncio.run(main())
+    prompt = RENDERER._tokenizer.decode(talk.trajectories[1].token_ids.tolist(), skip_special_tokens=False)
+    assert all(m.content in prompt for m in shown) and "2+2?" + SUMMARY + "none yet" in prompt and "So?" not in prompt
 
 
 def test_summary_counts_in_the_room_for_replies() -> None:

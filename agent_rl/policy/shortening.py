@@ -38,18 +38,19 @@ class Shortening(Section):
         """What the policy is asked before the rewrite."""
         return Message("user", REQUEST) if self.rule == "summarise" else None
 
-    def rewrite(self, messages: Sequence[Message], summary: str = "") -> list[Message]:
+    def rewrite(self, messages: Sequence[Message], summary: str = "", examples: int = 0) -> list[Message]:
         """Return the messages to continue from; the same ones if nothing can be left out.
 
         Args:
             messages: of the present context.
             summary: what the policy answered to the request, if there is one.
+            examples: how many replies the opening shows, which are none of the policy's.
         """
         replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
         if self.rule == "drop_tool_results":
             results = [i for i, message in enumerate(messages) if message.role == "tool"]
             dropped = {i for i in results[: max(0, len(results) - self.keep)] if i < replies[-1]}
             return [replace(m, content=DROPPED) if i in dropped else m for i, m in enumerate(messages)]
-        *opening, last = messages[: replies[0]]
+        *opening, last = messages[: replies[examples]]
         kept = last.content.partition(SUMMARY)[0]
         return [*opening, replace(last, content=kept + SUMMARY + summary)]

@@ -111,6 +111,8 @@ class TokenConversation:
         """Which of them is the context."""
         self._trajectories.append(Trajectory(None if caller is None else Fork(caller._at, 0, delegated=True)))
         self._messages: list[Message] = []
+        self._examples = 0
+        """Replies that the environment's opening shows."""
         self._waited = False
         """Whether the engine has to be given the whole context again."""
         self.turn = 0
@@ -123,6 +125,7 @@ class TokenConversation:
         """Whether they end with a request for a summary."""
         if prefix is not None:
             self._messages = list(prefix.messages)
+            self._examples = max(0, _replies_in(self._messages) - prefix.turn)
             self.turn = prefix.turn
             ids = prefix.token_ids or policy.renderer.prompt(self._messages, tools)
             self._pending = [(ids, Source.PROMPT)]
@@ -144,6 +147,8 @@ class TokenConversation:
             RenderError: if it holds an image.
         """
         require_text(messages)
+        if not self._messages:
+            self._examples = _replies_in(messages)
         self._messages += messages
         trajectory, renderer = self._trajectories[self._at], self._policy.renderer
         if messages or not self._pending:  # a prefix is rendered already
@@ -254,12 +259,17 @@ class TokenConversation:
             raise PolicyError("the policy aborted its summary")
         self.turn -= 1
         before, reply = self._trajectories[self._at].split_reply()
-        self._restart(self._policy.shorten.rewrite(self._messages[:-1], summary.message.content), [*before, *reply])
+        rewritten = self._policy.shorten.rewrite(self._messages[:-1], summary.message.content, self._examples)
+        self._restart(rewritten, [*before, *reply])
         return None if max_tokens is None else max_tokens + length - len(self._pending[0][0])
 
     def close(self) -> None:
         """Give the engine's slot back."""
         self._session.close()
+
+
+def _replies_in(messages: Sequence[Message]) -> int:
+    return sum(message.role == "assistant" for message in messages)
 
 
 def _counted_from(prefix: Prefix | None, interrupt: Interruption | None, seed: int) -> tuple[int, int]:
