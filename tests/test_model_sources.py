@@ -20,6 +20,7 @@ from agent_rl.engines.embedded.model_folder import load_model, make_engine
 from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.rendering import train_tokenizer
 from tests.engines import shaken
+from tests.families import make
 
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
@@ -67,6 +68,13 @@ def test_tokenizer_without_an_end_leaves_the_models(
     tokenizer.eos_token = None
     make_engine(model, tokenizer, slots=1, context=64)
     assert model.config.eos_token_id == model.generation_config.eos_token_id == 7
+
+
+def test_text_model_within_a_larger_one_gets_an_engine(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = make("gemma3")
+    assert not hasattr(model.config, "eos_token_id")
+    assert make_engine(model, tokenizer, slots=1, context=64).context_limit == 64
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
 def test_policy_of_few_positions_has_a_context_of_them(

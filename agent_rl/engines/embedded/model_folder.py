@@ -105,7 +105,8 @@ def make_engine(
     It samples `slots` sequences of at most `context` tokens at a time, from weights that are rounded to a format.
     """
     for config in (model.generation_config, model.config):
-        own = config.eos_token_id  # a list where replies end in several ways
+        # a list where replies end in several ways; a larger model's may be in its text's config alone
+        own = getattr(config, "eos_token_id", None)
         if tokenizer.eos_token_id not in (None, *(own if isinstance(own, list) else [own])):
             config.eos_token_id = tokenizer.eos_token_id
         if tokenizer.pad_token_id is not None:
