@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -72,6 +73,18 @@ def test_adapter_as_peft_writes_it_takes_its_models_tokenizer(adapter: Path, tmp
         shutil.copy(adapter / name, tmp_path)
     (whole, own), (alike, base) = load_model(adapter), load_model(tmp_path)
     assert torch.equal(logits(alike), logits(whole)) and base.get_vocab() == own.get_vocab()
+
+
+@pytest.mark.filterwarnings("ignore")  # peft's, of tied weights
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_merge_unties_what_an_adapter_changes_alone(folder: Path, tmp_path: Path, target: str) -> None:
+    base = AutoModelForCausalLM.from_pretrained(folder / "checkpoint")
+    assert base.config.tie_word_embeddings
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj", target], init_lora_weights=False))
+    wrapped.save_pretrained(tmp_path / "adapter")
+    assert main(["export", str(tmp_path / "adapter"), "-o", str(tmp_path / "merged"), "--merge"]) == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits(merged), logits(wrapped.eval()), rtol=0, atol=2e-3)
 
 
 def test_export_merges_what_verl_wrote(adapter: Path, tmp_path: Path) -> None:

@@ -63,10 +63,19 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def merge(model: PreTrainedModel) -> PreTrainedModel:
-    """Write a model's adapters into its weights, and take them away; return the model."""
+    """Write a model's adapters into its weights, and take them away; return the model.
+
+    An adapter of the embeddings or of the head alone unties them: the other one keeps its weights.
+    """
     for name, module in [(name, module) for name, module in model.named_modules() if _is_adapted(module)]:
-        base = module.get_base_layer()
-        base.weight.data = weight_of(module)
+        base, merged = module.get_base_layer(), weight_of(module)
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        if module in (embedding, head) and embedding.weight is getattr(head, "weight", None):
+            base.weight = nn.Parameter(merged)
+            model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
+            model.all_tied_weights_keys = {}
+        else:
+            base.weight.data = merged
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, base)
     if has_adapters(model):
