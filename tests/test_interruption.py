@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agent_rl.algorithms import to_samples
 from agent_rl.backends.embedded.actor import load_actor
@@ -94,12 +95,23 @@ def test_interruption_leaves_the_rest_to_the_answer():
 
 
 def test_interruption_spares_replies_with_ended_thoughts():
-    ended = Interruption(4, LATE, unless=THOUGHT[1:3])
+    ended = Interruption(4, LATE, unless=lambda ids: THOUGHT[2] in ids)
     episode, engine = played(THOUGHT, SIX, interrupt=ended)
     assert spans(episode) == [(Source.POLICY, 0, 4), (Source.POLICY, 0, len(SIX))]
     assert [p.max_tokens for p in engine.sessions[0].params] == [4, 6]
-    elsewhere = Interruption(4, LATE, unless=THOUGHT[3:5])  # it comes later than the interruption
+    elsewhere = Interruption(4, LATE, unless=lambda ids: THOUGHT[4] in ids)  # it comes later than the interruption
     assert spans(played(THOUGHT, SIX, interrupt=elsewhere)[0])[1] == (Source.TEMPLATE, 0, len(LATE))
+
+
+def test_interruption_finds_the_end_of_a_thought_in_the_text():
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    bpe.train_from_iterator(["so.</think> 7 </think>"], trainers.BpeTrainer(show_progress=False))
+    ended = InterruptionConfig(after_tokens=4, text="so", unless="</think>")
+    unless = ended.with_ids(lambda text: bpe.encode(text).ids, bpe.decode).unless
+    assert unless is not None and not unless(bpe.encode("so. 7").ids)
+    said = bpe.encode("so.</think> 7").ids
+    assert not {*bpe.encode("</think>").ids} <= {*said} and unless(said)  # other ids than of its own
 
 
 @pytest.mark.parametrize("spare", [0, 1, 2])

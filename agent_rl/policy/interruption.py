@@ -9,7 +9,7 @@ malformed unless they close it; the environment then says so, as to any such cal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, TypeAlias
@@ -35,8 +35,8 @@ class Interruption:
     """`episode`: its sampled tokens together; once they are used up, every further reply begins with `ids`."""
     spread: int = 0
     """The point is drawn from the last `spread` tokens before `after_tokens`: no single length is to be learned."""
-    unless: tuple[int, ...] = ()
-    """A reply that has these ids by then, e.g. the end of its thought, is left alone; () interrupts all."""
+    unless: Callable[[tuple[int, ...]], bool] | None = None
+    """Whether a reply with these ids by then, e.g. with the end of its thought, is left alone; None interrupts all."""
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -100,18 +100,13 @@ async def sample_reply(
         first = await draw(ids, point)
         if first.finish_reason is not FinishReason.LENGTH:
             return [first]
-        if _holds(first.token_ids, interrupt.unless):
+        if interrupt.unless is not None and interrupt.unless(first.token_ids):
             return [first, await draw((), most - point)]
         sampled, ids = [first], ()
     left = params.max_tokens - point
     if room is not None:
         left = min(left, room - point - len(interrupt.ids))
     return [*sampled, interrupt.ids, await draw([*ids, *interrupt.ids], left)]
-
-
-def _holds(ids: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    n = len(wanted)
-    return n > 0 and any(ids[at : at + n] == wanted for at in range(len(ids) - n + 1))
 
 
 def interruptions(trajectory: Trajectory) -> int:

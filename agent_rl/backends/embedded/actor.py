@@ -55,7 +55,7 @@ class Actor:
     ) -> TokenPolicy:
         """Return a policy over the model; `params` and the rest as in `TokenPolicy`."""
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
-        cut = interrupt.with_ids(encode) if interrupt else None
+        cut = interrupt.with_ids(encode, self.decode) if interrupt else None
         return TokenPolicy(self.engine, self.renderer, params, cut, shorten, delegate)
 
     def save(self, folder: Path) -> None:

@@ -63,13 +63,13 @@ class InterruptionConfig(Section):
 
     @model_validator(mode="after")
     def _meaningful(self) -> InterruptionConfig:
-        self.with_ids(lambda text: [0])  # `Interruption` checks the numbers
+        self.with_ids(lambda text: [0], lambda ids: "")  # `Interruption` checks the numbers
         return self
 
-    def with_ids(self, encode: Callable[[str], list[int]]) -> Interruption:
-        """Return it in token ids."""
-        ids, unless = tuple(encode(self.text)), tuple(encode(self.unless)) if self.unless else ()
-        return Interruption(self.after_tokens, ids, self.per, self.spread, unless)
+    def with_ids(self, encode: Callable[[str], list[int]], decode: Callable[[Sequence[int]], str]) -> Interruption:
+        """Return it for a tokenizer; `unless` is looked for in the text, as its ids depend on what is beside it."""
+        held = (lambda ids: self.unless in decode(ids)) if self.unless else None
+        return Interruption(self.after_tokens, tuple(encode(self.text)), self.per, self.spread, held)
 
 
 class EmbeddedRolloutConfig(RolloutConfig):
