@@ -47,7 +47,7 @@ def test_environments_page_prints_its_stated_output(printed: str) -> None:
     assert rewards == "[('correct', 1.0), ('honest', 1.0), ('shortest', 1.0)]"
     assert judged == "1.5 [('names-both-numbers', 'yes'), ('is-unsure', 'no'), ('has-an-answer', 'yes')]"
     assert check == "() 0.0"
-    assert result.startswith("100.0% [51.0%, 100.0%] of 4") and result.endswith(" 1.1 (1.1, 1.1) 0")
+    assert result.startswith("100.0% [51.0%, 100.0%] of 4") and result.endswith(" 1.1 (nan, nan) 0")
     assert estimates.startswith("1.0 1.0 {'desk': Evaluation(") and "{'done': 4} {} " in estimates
     assert rules.endswith("Answer with left, down, right or up.") and lake == ["[S]FFF", "FHFH", "FFFH", "HFFG"]
 

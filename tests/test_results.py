@@ -64,7 +64,17 @@ def test_evaluation_intervals_count_tasks_not_samples() -> None:
     same = summarise([episode(task, 1) for task in range(3) for _ in range(4)])
     assert same.success_interval == Rate(3, 3).interval, "a bootstrap of equal values knows no doubt"
     assert all(map(math.isnan, summarise([FAILED]).reward_interval))
-    assert mean_interval([[0.0, 0.0, 0.0], [1.0]])[0] == 0.0 == mean_interval([[0.0]])[1]
+    assert mean_interval([[0.0, 0.0, 0.0], [1.0]])[0] == 0.0
+
+
+def test_intervals_of_one_task_claim_nothing_of_others(capsys) -> None:
+    one = summarise([episode(0, value) for value in (1, 0, 1, 0)])
+    low, high = one.success_interval
+    assert low < 0.06 and high > 0.94, "half of the samples succeed, of one task"
+    assert summarise([episode(task, value) for task in (0, 1) for value in (1, 0)]).success_interval[1] > 0.9
+    assert all(map(math.isnan, one.reward_interval))
+    print_results(one, Console(width=120), title="one")
+    assert "success  50.0% [5.5%, 94.5%] of 4, reward 0.500, 0 failed" in capsys.readouterr().out
 
 
 def test_evaluation_tells_tags_apart() -> None:

@@ -50,7 +50,10 @@ def pass_rates(episodes: Iterable[Episode], k: int) -> tuple[float, float]:
 
 
 def mean_interval(groups: Collection[Sequence[float]]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean of all values, by drawing whole groups: the samples of a task."""
+    """Return the 95 % bootstrap interval of the mean of all values, by drawing whole groups: the samples of a task.
+
+    It is NaN of less than two groups: one tells nothing of how others differ.
+    """
     return interval_of_sums([sum(group) for group in groups], [len(group) for group in groups])
 
 
@@ -60,7 +63,7 @@ def interval_of_sums(sums: Sequence[float], sizes: Sequence[int]) -> tuple[float
     Of more than `MANY` groups it is the normal one, which a bootstrap would only find again, slowly.
     """
     totals, counts = np.array(sums, float), np.array(sizes, float)
-    if not (n := len(totals)):
+    if (n := len(totals)) < 2:
         return math.nan, math.nan
     if n > MANY:
         mean = totals.sum() / counts.sum()
@@ -87,7 +90,7 @@ class Comparison:
     difference: float
     """Of B to A."""
     interval: tuple[float, float]
-    """The 95 % bootstrap interval of the difference, over tasks."""
+    """The 95 % bootstrap interval of the difference, over tasks; NaN of one task."""
     p: float
     """How likely a difference of this size is if it does not matter which is A, by flipping the tasks' signs."""
 

@@ -46,9 +46,7 @@ class Rate:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % confidence interval."""
-        if not self.n:
-            return (0.0, 1.0)
-        return _wilson(self.value, self.n)
+        return wilson_interval(self.value, self.n) if self.n else (0.0, 1.0)
 
     def __str__(self) -> str:
         if not self.n:
@@ -57,24 +55,26 @@ class Rate:
         return f"{self.value:6.1%} [{low:.1%}, {high:.1%}] of {self.n}"
 
 
-def rate_interval(successes: Sequence[int], sizes: Sequence[int]) -> tuple[float, float]:
-    """Return the 95 % interval of a success rate from each task's successes and samples.
-
-    It is Wilson's, or with several samples of a task a bootstrap over tasks.
-    """
-    rate, tasks = Rate(sum(successes), sum(sizes)), len(sizes)
-    if tasks == rate.n:
-        return rate.interval
-    if all(own * rate.n == rate.successes * n for own, n in zip(successes, sizes, strict=True)):
-        return _wilson(rate.value, tasks)  # no bootstrap doubts what is the same in all tasks, or in the only one
-    return interval_of_sums(successes, sizes)
-
-
-def _wilson(p: float, n: int) -> tuple[float, float]:
+def wilson_interval(p: float, n: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a proportion of `n` trials."""
     z = 1.959964
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return (max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))  # min and max: rounding at 0 and 1
+
+
+def rate_interval(successes: Sequence[int], sizes: Sequence[int]) -> tuple[float, float]:
+    """Return the 95 % interval of a success rate from each task's successes and samples.
+
+    It is Wilson's, or with several samples of a task a bootstrap over tasks. That doubts nothing where all tasks have
+    the same rate, as one alone has: there it is Wilson's of as many trials as tasks.
+    """
+    rate, tasks = Rate(sum(successes), sum(sizes)), len(sizes)
+    if tasks == rate.n:
+        return rate.interval
+    if len({count / n for count, n in zip(successes, sizes, strict=True)}) == 1:
+        return wilson_interval(rate.value, tasks)
+    return interval_of_sums(successes, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Evaluation(Displayed):
 
     @property
     def reward_interval(self) -> tuple[float, float]:
-        """The 95 % bootstrap interval of the mean reward, over tasks."""
+        """The 95 % bootstrap interval of the mean reward, over tasks; NaN of one task alone."""
         return mean_interval(values_by_task(self.episodes, reward_of).values())
 
     def by(self, key: str | None = None) -> dict[str, Evaluation]:

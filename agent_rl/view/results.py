@@ -63,7 +63,8 @@ def headline(title: str, result: Evaluation) -> str:
     success = result.success
     low, high = result.success_interval
     shown = f"{success.value:6.1%} [{low:.1%}, {high:.1%}] of {success.n}" if success.n else str(success)
-    interval = "" if math.isnan(result.reward) else " [{:.3f}, {:.3f}]".format(*result.reward_interval)
+    least, most = result.reward_interval
+    interval = "" if math.isnan(least) else f" [{least:.3f}, {most:.3f}]"
     return f"{title}: success {shown}, reward {result.reward:.3f}{interval}, {result.failed} failed"
 
 

@@ -69,7 +69,8 @@ def print_comparison(
     for (key, tag), comparisons in compared.items():
         for c in comparisons:
             low, high = c.interval
-            numbers = (f"{c.first:,.3f}", f"{c.second:,.3f}", f"{c.difference:+,.3f} ({low:+,.3f} to {high:+,.3f})")
+            interval = "" if math.isnan(low) else f" ({low:+,.3f} to {high:+,.3f})"
+            numbers = (f"{c.first:,.3f}", f"{c.second:,.3f}", f"{c.difference:+,.3f}{interval}")
             table.add_row(plain(f"{key} {tag}" if key else "all"), c.measure, f"{c.tasks:,}", *numbers, f"{c.p:.2g}")
     console.print(table)
     for comparison in compared.get(("", ""), ())[:1]:
@@ -176,7 +177,8 @@ def _tallied(tally: Tally) -> tuple[str, ...]:
     low, high = (100 * bound for bound in tally.success_interval)
     least, most = tally.reward_interval
     success = f"{tally.success.share} ({low:.1f} to {high:.1f})" if tally.success.n else "unknown"
-    reward = "unknown" if math.isnan(tally.reward) else f"{tally.reward:.3f} ({least:.3f} to {most:.3f})"
+    interval = "" if math.isnan(least) else f" ({least:.3f} to {most:.3f})"
+    reward = "unknown" if math.isnan(tally.reward) else f"{tally.reward:.3f}{interval}"
     return (f"{tally.episodes:,}", f"{len(tally.tasks):,}", success, reward, f"{tally.failed:,}")
 
 
