@@ -37,6 +37,7 @@ from agent_rl.policy.by_name import require_policy
 from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
 from agent_rl.rendering.config import RendererConfig
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
+from agent_rl.rollout.closing import check_constructor
 from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.rollout.match import match_jobs
 from agent_rl.runs.folder import CONFIG, check_place, load_imports
@@ -327,6 +328,7 @@ def _run(
             raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
     chosen = [_chosen(each) for each in (policy if isinstance(policy, list) else [policy])]
     env_spec = replace(own := spec(id_of(env)), budget=budget or own.budget)
+    check_constructor(env_spec, env_args or {})
     jobs = split_jobs(env_spec, n, samples, seed, origin=origin, budget=budget, env_args=env_args)
     require_judges(env_spec)
     with ExitStack() as opened:

@@ -80,6 +80,7 @@ def test_declarations_name_the_mistake(declare: Callable[[], object], message: s
         ({"seed": "a"}, "seed='a': give a whole number of at least 0"),
         ({"n": -1}, "n=-1: give a whole number of at least 1"),
         ({"samples": 1.5}, "samples=1.5"),
+        ({"env_args": {"sied": 1}}, "mistaken-v0: no argument 'sied'"),
         (
             {"policy": {"name": "vllm", "url": "host:8000"}},
             "policy.url=host:8000 has no scheme: write http://host:8000",

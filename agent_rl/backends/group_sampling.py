@@ -5,10 +5,8 @@ Both backends use these functions; each says how its episodes are run.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
@@ -17,7 +15,6 @@ import numpy as np
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.algorithms.state_values import plan as plan_continuations
-from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError
@@ -27,8 +24,8 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import RL_START, task_key
 from agent_rl.judge.run import check_judges
 from agent_rl.rollout import Job, continuation
+from agent_rl.rollout.closing import check_constructor
 from agent_rl.runs.config import RunConfig
-from agent_rl.worker_threads import outside_loop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,19 +72,9 @@ def check_environment(config: RunConfig) -> EnvSpec:
     env = config.load_env()
     for member, args, _ in members_of(env, config.env_args):
         require_hooks(member, Requirements(config.algorithm))
-        try:
-            instance = member.make(**args)
-        except ConfigError:
-            raise
-        except Exception as error:  # of the user's own class
-            raise ConfigError(f"env={member.id}: its constructor raises {type(error).__name__}: {error}") from error
-        outside_loop(partial(_close, instance))
+        check_constructor(member, args)
     check_judges(config.judge, env)
     return env
-
-
-def _close(env: Env) -> None:
-    asyncio.run(maybe_await(env.close()))
 
 
 class HeldOut(NamedTuple):

@@ -33,8 +33,8 @@ class Game(Env):
         Raises:
             ConfigError: if there is no such seat.
         """
-        if not 0 <= seat < self.seats:
-            raise ConfigError(f"{type(self).__name__}(seat={seat}): the seats are 0 to {self.seats - 1}")
+        if type(seat) is not int or not 0 <= seat < self.seats:
+            raise ConfigError(f"{type(self).__name__}(seat={seat!r}): the seats are 0 to {self.seats - 1}")
         self.seat = seat
 
     def begin(self, task: Task, rng: np.random.Generator) -> Awaitable[None] | None:

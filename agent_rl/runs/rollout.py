@@ -21,13 +21,14 @@ from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.gym.budget import BudgetConfig
-from agent_rl.gym.mixture import EnvironmentSettings, EnvSetting, load_environment
+from agent_rl.gym.mixture import EnvironmentSettings, EnvSetting, load_environment, members_of
 from agent_rl.gym.registry import EnvSpec, load_once
 from agent_rl.gym.tasks import EVAL
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.policy import AnyPolicy, PolicyConfig, ignored_sampling, open_policy, sampling_params
 from agent_rl.policy.by_name import POLICIES
 from agent_rl.rollout import Evaluation, Job, split_jobs, stream_finished, summarise
+from agent_rl.rollout.closing import check_constructor
 from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.rollout.usage import load_prices, price_of
 from agent_rl.rollout.watch import watching
@@ -230,6 +231,8 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
     if note := ignored_sampling(settings.policy, settings.temperature, settings.max_tokens):
         progress.say(f"[yellow]{note}.[/yellow]")
     env = _environment(settings)
+    for member in members_of(env, settings.env_args):
+        check_constructor(member.spec, member.args)  # or each episode would fail
     if settings.split == EVAL and (note := env.tasks.describe_held_out()):
         progress.say(f"[yellow]{settings.env_id}: {note}.[/yellow]")
     if (found := len(jobs) // settings.samples) < settings.n:
