@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
+from agent_rl.concurrency import call
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import JSON, Message, Step
@@ -52,6 +54,7 @@ class SandboxedEnv(ToolEnv):
     A sandbox that can't be opened, or is lost to the infrastructure, fails the episode, which is not scored. One that
     the policy ends makes the episode a failure of the policy: it ends with that step, and its rewards are 0
     where they would be more, or raise. `agent_rl.core.sandbox_loss` lists the causes and as what each counts.
+    So does what the policy left there that a `step` of the class's own can't read (`FileAccessError`, `ProcessError`).
     """
 
     limits: ClassVar[Limits | None] = None
@@ -74,8 +77,19 @@ class SandboxedEnv(ToolEnv):
         self._backend = shared_backend(sandbox, sandbox_args or {})
         self._opened: Sandbox | None = None
         self._terminal: Terminal | None = None
-        self._has_acted = False
+        self._has_acted = self._has_broken_step = False
         self._calls = CallClock()
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if not hasattr(own := cls.step, "is_charged"):  # the class's, or one of a base that knows of no sandbox
+
+            @functools.wraps(own)
+            async def step(self: SandboxedEnv, action: Message) -> Step:
+                return await self._charged(functools.partial(own, self, action))
+
+            vars(step)["is_charged"] = True
+            cls.step = step  # type: ignore[assignment, method-assign]
 
     @property
     def sandbox(self) -> Sandbox:
@@ -116,8 +130,8 @@ class SandboxedEnv(ToolEnv):
         lifetime = loss.evidence.get("lifetime", self.lifetime)  # a pool's may be shorter
         return isinstance(lifetime, int | float) and self._calls.seconds >= lifetime / 2
 
-    async def step(self, action: Message) -> Step:
-        """Make the message's tool calls, or take it as an answer; the end of the sandbox is the episode's.
+    async def _charged(self, step: Callable[[], Step | Awaitable[Step]]) -> Step:
+        """Take a step; what the policy did to its sandbox ends the episode, and is charged to it.
 
         Raises:
             SandboxError: if the sandbox was lost before the policy's first act.
@@ -125,20 +139,28 @@ class SandboxedEnv(ToolEnv):
         if not self._has_acted and self._opened is not None and (loss := self._opened.loss) is not None:
             raise SandboxError(loss.reason, replace(loss, cause=Cause.UNUSED))
         self._has_acted = True
+        before = self._calls.seconds
         try:
             with counting(self._calls):
-                step = await super().step(action)
+                taken = await call(step, thread=f"{type(self).__name__}.step" if self.blocking else None)
         except Exception as error:
             if self.sandbox_loss is None:
-                raise
+                if not await self._is_act(error, self._calls.seconds - before, None):
+                    raise
+                self._has_broken_step = True
             said = f"error: {type(error).__name__}: {error}"
             return Step((Message("user", said),), terminated=True)
-        return step if self.sandbox_loss is None else replace(step, terminated=True)
+        return replace(taken, terminated=True) if self._is_charged else taken
+
+    @property
+    def _is_charged(self) -> bool:
+        """Whether the policy ended its sandbox, or broke a step by what it left there: it earns nothing then."""
+        return self._has_broken_step or self.sandbox_loss is not None
 
     async def score(
         self, episode: Episode, seconds: float | None = None, judgements: list[Judgement] | None = None
     ) -> tuple[Reward, ...]:
-        """Run the `@reward` methods, as `Env.score`; if the policy ended its sandbox, none is above 0 or raises.
+        """Run the `@reward` methods, as `Env.score`; of a policy that ended its sandbox none is above 0 or raises.
 
         All are 0 if one can't read what the policy left, or gets no answer from its sandbox in time.
         """
@@ -147,13 +169,13 @@ class SandboxedEnv(ToolEnv):
             with counting(self._calls):
                 rewards = await super().score(episode, seconds, judgements)
         except Exception as error:
-            if self.sandbox_loss is None and not await self._is_act(error, self._calls.seconds - before, seconds):
+            if not self._is_charged and not await self._is_act(error, self._calls.seconds - before, seconds):
                 raise
             rewards = rewards_of_failure(self.reward_components)
-        return rewards if self.sandbox_loss is None else tuple(reward.without_gain for reward in rewards)
+        return tuple(reward.without_gain for reward in rewards) if self._is_charged else rewards
 
     async def _is_act(self, error: Exception, waited: float, most: float | None) -> bool:
-        """Whether a reward failed by what the policy left in its sandbox, and not by what the host lacks.
+        """Whether a step or a reward failed by what the policy left in its sandbox, and not by what the host lacks.
 
         Args:
             error: the failure.
@@ -175,7 +197,7 @@ class SandboxedEnv(ToolEnv):
                 raise
         is_act = (waited < HOST_SECONDS and not is_late) or await self._host_is_quick()
         if is_act:
-            _log.info("%s: what the policy left fails its rewards: %r", type(self).__name__, error)
+            _log.info("%s: what the policy left fails its episode: %r", type(self).__name__, error)
         return is_act
 
     async def _host_is_quick(self) -> bool:
@@ -237,7 +259,7 @@ class SandboxedEnv(ToolEnv):
             SandboxError: if none can be had.
         """
         await self.close()
-        self._has_acted = False
+        self._has_acted = self._has_broken_step = False
         self._calls = CallClock()
         self._opened = await self._backend.open(owner=type(self).__name__, limits=self.limits, lifetime=self.lifetime)
         return self._opened

@@ -264,6 +264,78 @@ def test_reward_that_fails_counts_by_whose_act_it_was(runner, monkeypatch, fails
     assert episode.reward == (1.0 if fails == "nothing" else 0.0 if is_act else None)
 
 
+class Opened(SandboxedEnv):
+    """Would earn 1 and lose 0.25, whatever a step of a subclass's own raises."""
+
+    def __init__(self, fails: str, host: str = "well") -> None:
+        super().__init__()
+        self._backend, self.fails, self.host = Backend(), fails, host
+
+    async def reset(self, task: Task, rng: np.random.Generator) -> str:
+        await self.open_sandbox()
+        self._backend.opened[0].lacks_memory = self.host == "without memory"  # type: ignore[attr-defined]
+        return "go"
+
+    @ar.reward
+    def correct(self, episode: Episode) -> bool:
+        return True
+
+    @ar.reward(weight=-0.25)
+    def costs(self, episode: Episode) -> bool:
+        return True
+
+    def fail(self) -> ar.Step:
+        errors = {"file": FileAccessError("too large"), "process": ProcessError("gone"), "parser": ValueError("no")}
+        raise errors[self.fails]
+
+
+class Mixed:
+    def step(self, action: Message) -> ar.Step:
+        return self.fail()  # type: ignore[attr-defined, no-any-return]
+
+
+class OwnStep(Opened):
+    """Takes its steps itself."""
+
+    async def step(self, action: Message) -> ar.Step:
+        await super().step(action)
+        return self.fail()
+
+
+class OwnAnswer(Opened):
+    """Answers itself."""
+
+    def on_answer(self, action: Message) -> ar.Step:
+        return self.fail()
+
+
+class MixedStep(Mixed, Opened):
+    """Has a step from elsewhere, in a thread."""
+
+    blocking = True
+
+
+for own in (OwnStep, OwnAnswer, MixedStep):
+    ar.register(f"losses-{own.__name__.lower()}-v0", tasks=lambda split, index: {"index": index})(own)
+
+
+@pytest.mark.parametrize("name", ["ownstep", "ownanswer", "mixedstep"])
+@pytest.mark.parametrize(
+    ("args", "reward"),
+    [
+        ({"fails": "file"}, -0.25),
+        ({"fails": "process"}, -0.25),
+        ({"fails": "parser"}, None),
+        ({"fails": "file", "host": "without memory"}, None),
+    ],
+)
+def test_step_that_fails_counts_by_whose_act_it_was(runner, name: str, args: dict[str, JSON], reward: float | None):
+    job = Job(ar.spec(f"losses-{name}-v0"), {"index": 0}, 0, env_args=args)
+    episode = runner.run(run_episode(job, Scripted(lambda env, seed: (answer for answer in ["done"]))))
+    assert episode.reward == reward and episode.turns == 1
+    assert episode.ending is (Ending.ENV_CRASH if args["fails"] == "parser" else episode.ending)
+
+
 MEDDLE = """
 import os, threading
 def meddle():
