@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -14,10 +16,12 @@ from doubles import small_renderer
 import agent_rl as ar
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.core.ending import Ending
+from agent_rl.core.trajectory import FinishReason
 from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.gym.registry import spec
 from agent_rl.policy import Scripted, TokenPolicy, demonstrator, oracle
-from agent_rl.rollout import Job, run_groups, run_jobs, summarise
+from agent_rl.policy.base import Reply
+from agent_rl.rollout import Job, run_episode, run_groups, run_jobs, summarise
 from agent_rl.rollout.match import match_jobs
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
@@ -152,6 +156,64 @@ def test_match_that_ends_before_a_turn_is_not_scored() -> None:
     assert Quick.closed == [1, 1]  # once a match
     with pytest.raises(ar.ConfigError, match="seats are 0 to 1"):
         Quick(2)
+
+
+class Slow:
+    """A policy whose replies take a while; implements `Policy` and `Conversation`."""
+
+    context_limit, trajectories = None, ()
+
+    def start(self, tools: object, seed: int) -> Slow:
+        return self
+
+    def observe(self, messages: object) -> int:
+        return 0
+
+    async def reply(self, max_tokens: int | None = None) -> Reply:
+        await asyncio.sleep(0.12)
+        return Reply(ar.Message("assistant", "1"), FinishReason.STOP)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_match_counts_no_other_players_replies_as_time(slow: int) -> None:
+    policies = [answers(*"11111"), answers(*"11111")]
+    policies[slow] = Slow()  # type: ignore[call-overload]
+    episodes = match(NIM, *policies, budget=ar.Budget(seconds=0.1))
+    assert [episode.stop_reason for episode in episodes] == [ar.StopReason.DONE] * 2
+
+
+def test_blocking_game_plays_in_worker_threads() -> None:
+    threads = set()
+
+    class Blocking(NIM.cls):  # type: ignore[misc, name-defined]
+        blocking = True
+
+        def begin(self, task: ar.Task, rng: np.random.Generator) -> None:
+            threads.add(threading.current_thread())
+            super().begin(task, rng)
+
+        def play(self, action: ar.Message) -> None:
+            threads.add(threading.current_thread())
+            super().play(action)
+
+    env = replace(NIM, cls=Blocking)
+    assert match(env, oracle(), oracle())[0].reward == 1.1
+    assert asyncio.run(run_episode(Job(env, TASK, 5), oracle())).reward == 1.1
+    assert threading.main_thread() not in threads
+
+
+def test_close_of_a_match_keeps_to_its_time() -> None:
+    class Hanging(NIM.cls):  # type: ignore[misc, name-defined]
+        async def close(self) -> None:
+            await asyncio.sleep(5)
+
+    started = time.monotonic()
+    with pytest.warns(RuntimeWarning, match="close took more than the budget's 0.01 s"):
+        episodes = match(replace(NIM, cls=Hanging), oracle(), oracle(), budget=ar.Budget(close_seconds=0.01))
+    assert episodes[0].reward == 1.1 and time.monotonic() - started < 4
 
 
 def test_matches_need_their_neighbours() -> None:

@@ -71,6 +71,16 @@ def test_score_leaves_out_the_wait_for_a_turn():
     assert episode.reward == 2.0, episode.error
 
 
+def test_reset_leaves_out_the_wait_for_a_turn():
+    class Patient(Dice):
+        async def reset(self, task, rng):
+            await wait_uncounted(asyncio.sleep(0.15))
+            return await super().reset(task, rng)
+
+    (episode,) = asyncio.run(run_jobs([Job(dice_spec(Patient, Budget(seconds=0.1)), {}, 0)], play("6")))
+    assert episode.error is None
+
+
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_close_timeout_is_a_warning(way, release):
     class Sync(Dice):

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 AHEAD = 1.0
-"""Seconds that a wait of unknown length is left out ahead of time, and so too many at most."""
+"""Seconds that a wait of unknown length is left out ahead of time."""
 
 
 class Meter:
@@ -28,6 +28,16 @@ class Meter:
         if extra <= 0:
             return
         self._excused_until = end
+        self._leave_out(extra)
+
+    def resume(self, until: float) -> None:
+        """Count again what a wait that is over left out ahead of time, unless another one left it out, too."""
+        ahead = until - time.monotonic()
+        if ahead > 0 and self._excused_until == until:
+            self._excused_until -= ahead
+            self._leave_out(-ahead)
+
+    def _leave_out(self, extra: float) -> None:
         self.spent -= extra
         if self.clock is not None and not self.clock.expired() and (when := self.clock.when()) is not None:
             self.clock.reschedule(when + extra)
@@ -56,13 +66,13 @@ async def sleep_uncounted(seconds: float) -> None:
 
 async def wait_uncounted(wait: Awaitable[T]) -> T:
     """Await a turn that others keep one waiting for, without using up the time of the episode's environment."""
-    running, loop, timer = meter.get(), asyncio.get_running_loop(), None
+    running, loop, timer, until = meter.get(), asyncio.get_running_loop(), None, 0.0
 
     def excuse() -> None:
-        nonlocal timer
+        nonlocal timer, until
         if running is not None:
-            now = time.monotonic()
-            running.excuse(now, now + AHEAD)
+            until = (now := time.monotonic()) + AHEAD
+            running.excuse(now, until)
             timer = loop.call_later(AHEAD / 4, excuse)
 
     excuse()
@@ -71,3 +81,5 @@ async def wait_uncounted(wait: Awaitable[T]) -> T:
     finally:
         if timer is not None:
             timer.cancel()
+        if running is not None:
+            running.resume(until)

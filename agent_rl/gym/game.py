@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
 import numpy as np
 
-from agent_rl.concurrency import maybe_await
+from agent_rl.concurrency import call
 from agent_rl.core.messages import Message, Step, Task
 from agent_rl.errors import ConfigError, DefinitionError
 from agent_rl.gym.env import Env, Script
@@ -57,7 +58,7 @@ class Game(Env):
     async def open(self, task: Task, rng: np.random.Generator) -> None:
         """Begin the match."""
         self._heard: list[list[str]] = [[] for _ in range(self.seats)]
-        await maybe_await(self.begin(task, rng))
+        await self._call("begin", functools.partial(self.begin, task, rng))
 
     async def move(self, action: Message) -> None:
         """Play, and check whose turn it is then.
@@ -65,11 +66,14 @@ class Game(Env):
         Raises:
             DefinitionError: if it is no seat's, as all would wait for ever.
         """
-        await maybe_await(self.play(action))
+        await self._call("play", functools.partial(self.play, action))
         if not self.over and self.turn not in range(self.seats):
             raise DefinitionError(
                 f"{type(self).__name__}.play set turn={self.turn!r}: the seats are 0 to {self.seats - 1}"
             )
+
+    async def _call(self, name: str, method: Callable[[], Awaitable[None] | None]) -> None:
+        await call(method, thread=f"{type(self).__name__}.{name}" if self.blocking else None)
 
     def heard(self, seat: int) -> tuple[Message, ...]:
         """Return the lines for a seat since it was last asked, as one message."""

@@ -235,13 +235,13 @@ class EpisodeRun:
 
     async def call_within(self, seconds: float, stage: str, method: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
         """Call a method that has, with the ones before, so much time."""
-        started, is_opening = self.since, stage in ("reset", "restore")
+        started, spent, is_opening = self.since, self.meter.spent, stage in ("reset", "restore")
         try:
             async with asyncio.timeout(seconds - self.meter.spent) as clock:
                 self.meter.clock = clock
                 value = await maybe_await(self.begin(stage, method, *args))
-            if is_opening and time.perf_counter() - started >= seconds:  # it awaited nothing: no timeout could strike
-                raise overdue(stage, seconds)
+            if is_opening and time.perf_counter() - started + self.meter.spent - spent >= seconds:
+                raise overdue(stage, seconds)  # it awaited nothing: no timeout could strike
             return value
         except TimeoutError:
             if not clock.expired():  # the environment's own

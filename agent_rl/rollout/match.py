@@ -13,6 +13,7 @@ import numpy as np
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step, Task
+from agent_rl.core.meter import wait_uncounted
 from agent_rl.errors import ConfigError, InfrastructureError
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.game import Game
@@ -131,7 +132,7 @@ class _Match:
         """Close the game after the last player."""
         self._seated -= 1
         if not self._seated and self._opening is not None:
-            await close_env(self.game, None)
+            await close_env(self.game, (self._job.budget or self._job.spec.budget).close_seconds)
 
     async def announce(self) -> None:
         """Let all who wait look at the game."""
@@ -151,7 +152,8 @@ class _Match:
         """
         game = self.game
         async with self._changed:
-            await self._changed.wait_for(lambda: game.over or game.turn == seat or self._left)
+            turn = self._changed.wait_for(lambda: game.over or game.turn == seat or self._left)
+            await wait_uncounted(turn)  # the others' replies are no time of this player's environment
         if self._failure and not game.over:
             self.ended_by_others.add(seat)
             raise InfrastructureError(self._failure)
