@@ -153,7 +153,15 @@ def test_fetch_uses_an_extractor_of_the_users(url):
 
 ALLOW = [
     Place.of(e)
-    for e in ("docs.org", "*.wiki.org", "https://site.com/docs/", "http://one.com:8080/a", "[::1]", "https://p.org:443")
+    for e in (
+        "docs.org",
+        "*.wiki.org",
+        "https://site.com/docs/",
+        "http://one.com:8080/a",
+        "[::1]",
+        "https://p.org:443",
+        "bücher.de",
+    )
 ]
 
 
@@ -168,6 +176,7 @@ ALLOW = [
             "http://[::1]/",
             "https://p.org/",
             "https://p.org:443/x",
+            "https://xn--bcher-kva.de/x",
         ),
     ],
 )

@@ -109,6 +109,26 @@ def test_seed_follows_from_the_task() -> None:
     assert describe(cart.observation_space, start).strip("[]").split(", ")[0] in opening(seed=5)
 
 
+@pytest.mark.parametrize(
+    ("space", "value", "text"),
+    [
+        (Box(0, 10**6, (2,), np.int64), np.array([123456, 7]), "[123456, 7]"),
+        (Box(0, 10**6, (), np.int64), np.array(123456), "123456"),
+        (MultiDiscrete([10**6, 5]), np.array([123456, 3]), "[123456, 3]"),
+        (Box(0, 10**6, (2,)), np.array([123456.7, 0.5]), "[1.235e+05, 0.5]"),
+    ],
+)
+def test_observed_whole_numbers_are_written_out(space: gymnasium.Space[Any], value: object, text: str) -> None:
+    assert describe(space, value) == text
+
+
+def test_bounds_of_an_action_keep_their_order() -> None:
+    steering = Box(np.array([0, -2], np.float32), np.array([1, 2], np.float32))
+    assert explain(steering) == "2 numbers from [0, -2] to [1, 2]"
+    assert explain(Box(-np.inf, np.inf, (3,))) == "3 numbers from -inf to inf"
+    assert explain(Box(0, 100_000, (1,), np.int64)) == "one number from 0 to 100000"
+
+
 SPACES: list[gymnasium.Space[Any]] = [
     Discrete(5, start=-2),
     Box(-1, 1, (3,)),

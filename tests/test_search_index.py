@@ -195,6 +195,15 @@ def test_open_index_refuses_what_is_no_corpus(tmp_path: Path, make: Callable[[Pa
     assert not list(tmp_path.glob("*sqlite*"))
 
 
+def test_open_index_reads_marked_text_and_refuses_other_encodings(tmp_path: Path):
+    marked, latin = tmp_path / "marked.jsonl", tmp_path / "latin.jsonl"
+    marked.write_bytes('{"text": "café"}\n'.encode("utf-8-sig"))
+    latin.write_bytes('{"text": "café"}\n'.encode("latin-1"))
+    assert open_index(marked).search("cafe", 1)[0].text == "café"
+    with pytest.raises(ConfigError, match=r"latin.jsonl:1 is no passage"):
+        open_index(latin)
+
+
 def test_search_tool_answers_with_passages(tmp_path):
     search = search_tool(corpus(tmp_path, [{"title": "Oslo", "text": "A town of Norway."}, {"text": "Bergen"}]), k=1)
     calls = [ToolCall("c", "search", {"query": query}) for query in ("Where is Oslo?", "nothing")]

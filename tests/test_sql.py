@@ -3,7 +3,9 @@
 import asyncio
 import sqlite3
 import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,25 @@ def test_query_ends_when_its_time_is_over(database, monkeypatch):
     monkeypatch.setattr(sql_tool, "SECONDS", 0.0)
     with pytest.raises(TimeoutError, match="takes too long"):
         query(database, "select count(*) from numbers a, numbers b")
+
+
+def test_query_keeps_its_limits_beside_others(database):
+    limits = []
+
+    class Watched(sqlite3.Connection):
+        def set_progress_handler(self, handler, n):
+            limits.append(handler)
+            super().set_progress_handler(handler, n)
+
+        def execute(self, *statement):
+            time.sleep(0.005)  # for another thread
+            return super().execute(*statement)
+
+    shared = sqlite3.connect(":memory:", factory=Watched, check_same_thread=False)
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: query(shared, "select 1"), range(8))) == {"1\n1"}
+    shared.close()
+    assert len(limits) == 16 and not any(limits[1::2]), "a query had another's limits, or none"
 
 
 def test_query_cuts_long_results(database):

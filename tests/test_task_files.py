@@ -102,6 +102,7 @@ def test_task_source_names_a_missing_library(
         ("tasks.json", '{"a": 1}', "tasks.json: a dict, not a list of JSON objects"),
         ("tasks.json", "[1]", "task 0 of split 'train' is 1, not a dict"),
         ("tasks.json", "[NaN]", "tasks.json: not JSON: NaN is no JSON number"),
+        ("tasks.jsonl", f'["a{"é" * 60}"]', "tasks.jsonl:1: a list, not a JSON object"),
         ("tasks.txt", "", "is no task file: give .jsonl, .json, .csv, .parquet, a folder of Dataset.save_to_disk"),
     ],
 )

@@ -48,7 +48,7 @@ class Place:
         """
         try:
             parts = urlsplit(entry if "://" in entry else f"//{entry}")
-            host, port = (parts.hostname or "").rstrip("."), parts.port
+            host, port = (parts.hostname or "").rstrip(".").encode("idna").decode(), parts.port
         except ValueError:
             host, port = "", None
         schemes = (parts.scheme,) if parts.scheme else ("http", "https")

@@ -278,7 +278,7 @@ def _state(corpus: Path, files: Iterable[Path]) -> str:
 def _passages_of(corpus: Path, files: Iterable[Path]) -> Iterator[Passage]:
     for file in files:
         if file.suffix == ".jsonl":
-            with file.open(encoding="utf-8") as lines:
+            with file.open("rb") as lines:  # JSON's own reading knows a byte order mark, and what is no UTF-8
                 yield from (_passage(line, f"{file}:{n}") for n, line in enumerate(lines, 1) if line.strip())
         else:
             name = file.relative_to(corpus).as_posix()
@@ -286,7 +286,7 @@ def _passages_of(corpus: Path, files: Iterable[Path]) -> Iterator[Passage]:
             yield from (Passage(piece, name, f"{name}#{n}") for n, piece in enumerate(pieces, 1))
 
 
-def _passage(line: str, where: str) -> Passage:
+def _passage(line: bytes, where: str) -> Passage:
     try:
         row = json.loads(line)
         text = row.get("text", row.get("contents"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ round row_number rtrim sign sqrt string_agg substr substring sum total trim trun
 """
 FUNCTIONS = frozenset(_NAMES.split())
 """What a query may call: nothing that reads files or the clock, draws at random, or takes seconds (`printf`)."""
+_TURNS = [threading.Lock() for _ in range(256)]
+"""One for each connection, which some share: a query's limits are its connection's, so it has that to itself."""
 _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 4000,  # of a value: a sort keeps many
@@ -60,10 +63,17 @@ def _authorize(action: int, first: str | None, second: str | None, *_: str | Non
 def query(database: sqlite3.Connection, sql: str) -> str:
     """Run one query on a read-only connection; return the names of its columns and its rows, a line each.
 
+    Those that several threads ask of one connection are run one after the other.
+
     Raises:
         sqlite3.Error: if it is no query that SQLite can run, or does more than read.
         TimeoutError: if it takes too long.
     """
+    with _TURNS[hash(database) % len(_TURNS)]:
+        return _run(database, sql)
+
+
+def _run(database: sqlite3.Connection, sql: str) -> str:
     until = time.monotonic() + SECONDS
     checks = iter(range(STEPS // 1000))
     # not 0, which continues: the steps end a query at the same place each time, the clock is for slow ones

@@ -46,7 +46,7 @@ def explain(space: Space[Any], names: Sequence[str] = ()) -> str:
         last = int(space.start + space.n) - 1
         return _either(names) if names else f"a whole number from {int(space.start)} to {last}"
     if isinstance(space, Box):
-        low, high = (_numbers(np.unique(bound)) for bound in (space.low, space.high))
+        low, high = (_numbers(b if len(np.unique(b)) > 1 else b.reshape(-1)[:1]) for b in (space.low, space.high))
         return f"{_count(space.shape, 'number')} from {low} to {high}"
     if isinstance(space, MultiDiscrete):
         ranges = ", ".join(f"{start} to {start + n - 1}" for start, n in _ranges(space))
@@ -149,13 +149,17 @@ def _numbers(value: np.ndarray[Any, Any], names: Sequence[str] = ()) -> str:
     if value.size > _MOST:
         return np.array2string(value, threshold=_MOST, precision=3, separator=", ")
     if value.ndim == 0 or value.shape == (1,):
-        return ", ".join(_named([f"{value.item():.4g}"], names))
+        return ", ".join(_named([_number(value.item())], names))
     if value.ndim == 1:
-        each = [f"{number:.4g}" for number in value.tolist()]
+        each = [_number(number) for number in value.tolist()]
         return ", ".join(_named(each, names)) if names else f"[{', '.join(each)}]"
     if value.ndim == 2:
         return "\n".join(_numbers(row) for row in value)
     return "\n".join(_numbers(row).replace("\n", " ") for row in value)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(int(value))
 
 
 def _named(parts: Sequence[str], names: Sequence[str]) -> list[str]:

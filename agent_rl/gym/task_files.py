@@ -103,7 +103,7 @@ def _read_jsonl(file: Path) -> list[Task]:
 def _parse_line(line: bytes, where: str) -> Task:
     task = _parse(line, where)
     if not isinstance(task, dict):
-        raise ConfigError(f"{where}: a {type(task).__name__}, not a JSON object: {line[:80].decode()}")
+        raise ConfigError(f"{where}: a {type(task).__name__}, not a JSON object: {line.decode('utf-8-sig')[:80]}")
     return task
 
 
