@@ -22,6 +22,7 @@ def check_constructor(spec: EnvSpec, env_args: Mapping[str, JSON]) -> None:
     Raises:
         ConfigError: if the constructor does not take these arguments, or raises.
     """
+    spec.check_arguments(env_args)  # a served one's class takes any
     try:
         env = spec.make(**env_args)
     except ConfigError:
