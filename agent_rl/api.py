@@ -328,7 +328,8 @@ def _run(
             raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
     chosen = [_chosen(each) for each in (policy if isinstance(policy, list) else [policy])]
     env_spec = replace(own := spec(id_of(env)), budget=budget or own.budget)
-    check_constructor(env_spec, env_args or {})
+    if env_args:
+        check_constructor(env_spec, env_args)
     jobs = split_jobs(env_spec, n, samples, seed, origin=origin, budget=budget, env_args=env_args)
     require_judges(env_spec)
     with ExitStack() as opened:

@@ -21,10 +21,10 @@ from agent_rl.gym.mixture import EnvironmentSettings, MixedTasks, assign, load_e
 from agent_rl.gym.registry import EnvSpec, spec
 from agent_rl.gym.task_selection import TaskSelection, parse_condition, select_tasks
 from agent_rl.gym.tasks import RL_START, TaskSource, task_key
-from agent_rl.rollout import run_groups, summarise
+from agent_rl.rollout import Evaluation, run_groups, summarise
 from agent_rl.runs.folder import read_config
 from agent_rl.runs.metrics import read_metrics
-from agent_rl.runs.rollout import RolloutSettings, rollout_jobs
+from agent_rl.runs.rollout import RolloutSettings, resume_rollout, rollout_jobs, start_rollout
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.runs import config, metrics_of
@@ -187,6 +187,58 @@ def test_mixture_of_one_environment_plays_its_own_order() -> None:
 def test_mixture_names_a_wrong_setting(settings: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, LookupError), match=message):
         load_config("backend/embedded", TrainConfig, settings=settings).load_env()
+
+
+class Numbered(ar.ToolEnv):
+    """Says the wrong word; its group reward counts."""
+
+    word = "no"
+
+    def reset(self, task, rng):
+        return "Say yes."
+
+    @ar.reward
+    def says_yes(self, episode) -> bool:
+        return episode.final_text == "yes"
+
+    @ar.group_reward(weight=0.0)
+    def size(self, group) -> list[float]:
+        assert {episode.env for episode in group.episodes} == {f"mixed/{type(self).__name__.lower()}-v0"}
+        return [len(group.episodes)] * len(group.episodes)
+
+    def oracle(self):
+        yield self.word
+
+
+class Agreeing(Numbered):
+    """Says the right one."""
+
+    word = "yes"
+
+
+ar.register("mixed/numbered-v0")(Numbered)
+ar.register("mixed/agreeing-v0")(Agreeing)
+
+
+def rolled_out(file: Path, n: int, *envs: str) -> Evaluation:
+    own = {"env": envs, "n": n, "samples": 2, "policy": {"name": "oracle"}, "floors": False, "out": str(file)}
+    return start_rollout(RolloutSettings.model_validate(own), Progress()).evaluation
+
+
+def test_rollout_keeps_equal_tasks_of_environments_apart(tmp_path: Path) -> None:
+    result = rolled_out(tmp_path / "e.jsonl", 4, "mixed/agreeing-v0", "mixed/numbered-v0")
+    assert (result.success.successes, result.success.n, result.tasks) == (4, 8, 4)
+    assert [e.value("size") for e in result.episodes] == [2.0] * 8
+    assert len({e.id for e in result.episodes}) == 8
+
+
+def test_resumed_rollout_ranks_whole_groups(tmp_path: Path) -> None:
+    file = tmp_path / "e.jsonl"
+    rolled_out(file, 2, "mixed/numbers-v0", "mixed/numbered-v0")
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))  # killed amid a group
+    result = resume_rollout(str(file), Progress()).evaluation
+    assert [e.value("size") for e in result.episodes] == [None, None, 2.0, 2.0]
+    assert len(list(read_episodes(file))) == 5, "what is not ranked is not played again"
 
 
 def test_rollout_of_a_mixture_scores_each_environment_and_its_groups() -> None:

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+import agent_rl as ar
 from agent_rl.cli import main
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.messages import Message
@@ -142,6 +144,19 @@ def test_play_stores_demonstrations(
     assert play(monkeypatch, "/quit\n", "search-v0", f"out={tmp_path}/none") == 0 and not (tmp_path / "none").exists()
     assert "Nothing was played" in capsys.readouterr().out
     assert play(monkeypatch, "/drop\n", "search-v0", f"out={file}") == 130 and len(list(read_episodes(file))) == 3
+
+
+def test_play_passes_over_tasks_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Said(ar.ToolEnv):
+        """Any answer will do."""
+
+        def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
+            return "go"
+
+    ar.register("doubled-v0", tasks={"train": [{"n": 0}] * 3 + [{"n": 1}], "eval": [{"n": 9}]})(Said)
+    file = tmp_path / "said.jsonl"
+    assert [play(monkeypatch, "x\n", "doubled-v0", f"out={file}") for _ in range(3)] == [0, 0, 1]
+    assert [episode.task["n"] for episode in read_episodes(file)] == [0, 1]
 
 
 def test_fork_asks_a_person(

@@ -77,6 +77,11 @@ def test_intervals_of_one_task_claim_nothing_of_others(capsys) -> None:
     assert "success  50.0% [5.5%, 94.5%] of 4, reward 0.500, 0 failed" in capsys.readouterr().out
 
 
+def test_equal_tasks_of_two_environments_are_two() -> None:
+    both = summarise([episode(0, value, env=env) for env, value in (("a-v0", 1), ("b-v0", 0))])
+    assert (both.tasks, both.samples) == (2, 1) and both.success_interval == both.success.interval
+
+
 def test_evaluation_tells_tags_apart() -> None:
     result = summarise(PLAYED)
     assert {tag: (e.tasks, e.success.n, e.failed) for tag, e in result.by("level").items()} == {

@@ -9,15 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 from tree import ROOT
 
+import agent_rl as ar
 from agent_rl.cli import main
 from agent_rl.rollout import summarise
+from agent_rl.runs.rollout import RolloutSettings, start_rollout
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
+from agent_rl.view.progress import Progress
 from tests.runs import SMALL
 
 SLOW = """
@@ -48,6 +53,22 @@ class Slow(ar.Env):
         yield str(self.n)
 """
 N = 60
+
+
+class Repeated(ar.ToolEnv):
+    """Its oracle says one answer after the other, in all episodes together."""
+
+    answers: ClassVar[Iterator[str]]
+
+    def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
+        return "go"
+
+    @ar.reward
+    def right(self, episode: ar.Episode) -> bool:
+        return episode.final_text == "a"
+
+    def oracle(self) -> ar.Script:
+        yield next(self.answers)
 
 
 def start(folder: Path, step: float = 0.05, held: float = 0.0) -> subprocess.Popen[str]:
@@ -128,6 +149,14 @@ def test_rollout_names_a_file_that_has_episodes(tmp_path: Path, capsys: pytest.C
     (tmp_path / "f.yaml").write_text("name: a rubric")
     assert main(["rollout", "n=3", f"out={tmp_path}/f.jsonl"]) == 1 and "f.yaml would be" in capsys.readouterr().err
     assert (tmp_path / "f.yaml").read_text() == "name: a rubric" and not (tmp_path / "f.jsonl").exists()
+
+
+def test_rollout_gives_each_of_equal_tasks_its_own_result(tmp_path: Path) -> None:
+    ar.register("repeated-v0", tasks={"eval": [{"n": 0}] * 3})(Repeated)
+    Repeated.answers = iter(["a", "a", "b"])
+    own = {"env": "repeated-v0", "policy": {"name": "oracle"}, "floors": False, "out": str(tmp_path / "e.jsonl")}
+    result = start_rollout(RolloutSettings.model_validate(own), Progress()).evaluation
+    assert (result.success.successes, result.success.n, len(result.retried)) == (2, 3, 0)
 
 
 def test_rollout_resumed_after_its_end_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,10 +147,19 @@ def reward_of(episode: Episode) -> float | None:
 def values_by_task(episodes: Iterable[Episode], value: Callable[[Episode], float | None]) -> dict[str, list[float]]:
     """Return the known values of each task's samples."""
     found: dict[str, list[float]] = defaultdict(list)
-    for episode in episodes:
+    played = list(episodes)
+    for episode, task in zip(played, tasks_of(played), strict=True):
         if (known := value(episode)) is not None:
-            found[task_key(episode.task)].append(known)
+            found[task].append(known)
     return found
+
+
+def tasks_of(episodes: Sequence[Episode]) -> list[str]:
+    """Return a key of each episode's task: equal ones of several environments are different tasks."""
+    keys, envs = [task_key(episode.task) for episode in episodes], defaultdict[str, set[str]](set)
+    for key, episode in zip(keys, episodes, strict=True):
+        envs[key].add(episode.env)
+    return [f"{k} {e.env}" if len(envs[k]) > 1 else k for k, e in zip(keys, episodes, strict=True)]
 
 
 def episodes_by_tag(episodes: Iterable[Episode], key: str | None = None) -> dict[str, list[Episode]]:

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 
 from agent_rl.core.display import Displayed
 from agent_rl.core.episode import Episode, Outcome
-from agent_rl.gym.tasks import task_key
 from agent_rl.policy.interruption import interruptions
 from agent_rl.rollout.comparison import (
     episodes_by_tag,
@@ -19,6 +18,7 @@ from agent_rl.rollout.comparison import (
     pass_rates,
     reward_of,
     success_of,
+    tasks_of,
     values_by_task,
 )
 from agent_rl.rollout.group_metrics import group_metrics
@@ -112,7 +112,7 @@ class Evaluation(Displayed):
     @property
     def tasks(self) -> int:
         """How many tasks were played."""
-        return len({task_key(episode.task) for episode in self.episodes})
+        return len({*tasks_of(self.episodes)})
 
     @property
     def samples(self) -> int:

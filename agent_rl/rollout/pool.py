@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,28 +68,44 @@ def split_jobs(
 ) -> list[Job]:
     """Return the jobs of the first `n` tasks of the origin's split, a group each; fewer if it has not as many.
 
-    A mixture's tasks are divided by its weights, and the arguments are its own.
+    A mixture's tasks are divided by its weights, and the arguments are its own. Groups of equal tasks, which a split
+    and the environments of a mixture may have, differ in their ids.
 
     Raises:
         ConfigError: if there is no such split, or its file can't be read.
     """
     if isinstance(spec, Mixture) and isinstance(spec.tasks, MixedTasks):
         parts = zip(spec.members, spec.tasks.divide(n), strict=True)
-        return [
-            job
+        groups = [
+            group
             for (member, args, _), share in parts
-            for job in split_jobs(member, share, samples, run_seed, origin=origin, budget=budget, env_args=args)
+            for group in _split_groups(member, share, samples, run_seed, origin, budget, args)
         ]
+    else:
+        groups = _split_groups(spec, n, samples, run_seed, origin, budget, env_args)
+    before, jobs = Counter[str](), list[Job]()
+    for group in groups:
+        times, before[group[0].group_id] = before[group[0].group_id], before[group[0].group_id] + 1
+        jobs += [replace(job, group_id=f"{job.group_id}-{times}") for job in group] if times else group
+    return jobs
+
+
+def _split_groups(
+    spec: EnvSpec,
+    n: int,
+    samples: int,
+    run_seed: int,
+    origin: Origin,
+    budget: Budget | None,
+    env_args: Mapping[str, JSON] | None,
+) -> list[list[Job]]:
+    """Return the jobs of each of the first `n` tasks."""
     size = spec.tasks.size(origin.split)
     order = (
         spec.tasks.stream(origin.split, run_seed).at if spec.tasks.shuffle else partial(spec.tasks.get, origin.split)
     )
     tasks = map(order, range(n if size is None else min(n, size)))
-    return [
-        job
-        for task in tasks
-        for job in group_jobs(spec, task, samples, run_seed, origin=origin, budget=budget, env_args=env_args)
-    ]
+    return [group_jobs(spec, t, samples, run_seed, origin=origin, budget=budget, env_args=env_args) for t in tasks]
 
 
 async def run_jobs(

@@ -13,7 +13,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, load_environment
 from agent_rl.gym.registry import EnvSpec, load_once
-from agent_rl.gym.tasks import TRAIN
+from agent_rl.gym.tasks import TRAIN, task_key
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
 from agent_rl.policy.human import Ask, HumanPolicy
@@ -23,6 +23,9 @@ from agent_rl.runs.folder import save_config
 from agent_rl.runs.rollout import free_folder
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.store.shards import episode_file, shards_of
+
+TRIED = 20
+"""Tasks of a split that are looked at for each new one, at most."""
 
 
 class PlaySettings(EnvironmentSettings):
@@ -76,10 +79,15 @@ def play(
 
 def _left(settings: PlaySettings, env: EnvSpec, out: Path) -> list[Job]:
     """Return the jobs of the first tasks that a file has no episode of."""
-    known = {episode.group_id for episode in read_episodes(out)} if shards_of(out) else set()
+    known = {task_key(episode.task) for episode in read_episodes(out)} if shards_of(out) else set()
     origin = Origin("demonstration", settings.split)
-    jobs = split_jobs(env, settings.n + len(known), 1, settings.seed, origin=origin, env_args=settings.env_args)
-    left = [job for job in jobs if job.group_id not in known][: settings.n]
+    most = settings.n + len(known)
+    for tried in (most, TRIED * most):  # a split may have a task several times
+        jobs = split_jobs(env, tried, 1, settings.seed, origin=origin, env_args=settings.env_args)
+        tasks = {task_key(job.task): job for job in reversed(jobs)}
+        left = [job for key, job in reversed(tasks.items()) if key not in known][: settings.n]
+        if len(left) == settings.n or len(jobs) < tried:
+            break
     if not left:
         raise ConfigError(f"{out} has an episode of every task of split '{settings.split}': choose another out=FILE")
     return left

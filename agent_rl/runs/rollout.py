@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -167,9 +167,9 @@ class _Rollout:
         """Run and store the jobs that have no episode in the file; evaluate all, in the order of the jobs."""
         stored = list(read_episodes(self.file))
         episodes = {_key(episode): episode for episode in stored}  # the last of each: earlier ones were run again
-        for key in self._failed(episodes.values()) if retry_failed else ():
-            episodes.pop(key, None)
-        left = [job for job in self.jobs if _key(job) not in episodes]
+        if retry_failed:
+            episodes = {key: episode for key, episode in episodes.items() if episode.outcome is not Outcome.FAILED}
+        left = self._left(episodes)
         stop = Stop(self.progress.say, "Stopping; Ctrl-C again does not wait for what is under way.")
         again = ["retry_failed=true"] if retry_failed else []
         stop.hint = f"continue with: {command('rollout', write_setting('resume', str(self.file)), *again)}"
@@ -183,12 +183,11 @@ class _Rollout:
         final = {episode.id for episode in episodes.values()}
         return summarise([episodes[_key(job)] for job in self.jobs], [e for e in stored if e.id not in final])
 
-    def _failed(self, episodes: Iterable[Episode]) -> list[Key]:
-        """Return the failures to run again, in whole groups if a reward compares their episodes."""
-        is_ranked = self.jobs and self.jobs[0].spec.cls.group_reward_components
-        failed = [e for e in episodes if e.outcome is Outcome.FAILED]
-        groups = {e.group_id for e in failed} if is_ranked else ()
-        return [*map(_key, failed), *(_key(job) for job in self.jobs if job.group_id in groups)]
+    def _left(self, episodes: Container[Key]) -> list[Job]:
+        """Return the jobs without an episode; whole groups where a reward compares their episodes."""
+        left = [job for job in self.jobs if _key(job) not in episodes]
+        ranked = {job.group_id for job in left if job.spec.cls.group_reward_components}
+        return [job for job in self.jobs if job.group_id in ranked or _key(job) not in episodes]
 
     async def _store(self, jobs: Sequence[Job], episodes: dict[Key, Episode], stop: Stop) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -232,7 +231,8 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
         progress.say(f"[yellow]{note}.[/yellow]")
     env = _environment(settings)
     for member in members_of(env, settings.env_args):
-        check_constructor(member.spec, member.args)  # or each episode would fail
+        if member.args:  # or each episode would fail
+            check_constructor(member.spec, member.args)
     if settings.split == EVAL and (note := env.tasks.describe_held_out()):
         progress.say(f"[yellow]{settings.env_id}: {note}.[/yellow]")
     if (found := len(jobs) // settings.samples) < settings.n:
