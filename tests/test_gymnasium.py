@@ -186,6 +186,8 @@ def test_seed_and_options_choose_the_episode() -> None:
     assert env.reset(options={"index": 3})[0].startswith("task 3,")
     with pytest.raises(ar.ConfigError, match="not 'tusk'"):
         env.reset(options={"tusk": {}})
+    with pytest.raises(ar.ConfigError, match="task=3 is no task"):
+        env.reset(options={"task": 3})
     env.close()
 
 

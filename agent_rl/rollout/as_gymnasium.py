@@ -89,7 +89,7 @@ class TextEnv(gymnasium.Env[str, str]):
             options: `task`, a task instead of a drawn one, or `index`, its number in the split; `seed`, the episode's.
 
         Raises:
-            ConfigError: if there are other options.
+            ConfigError: if there are other options, or the task is none.
         """
         super().reset(seed=seed)
         task, episode_seed = self._drawn(dict(options or {}))
@@ -145,7 +145,9 @@ class TextEnv(gymnasium.Env[str, str]):
         index = int(cast(int, options.pop("index", index)))
         if options:
             raise ConfigError(f"reset takes the options task, index and seed, not {', '.join(map(repr, options))}")
-        return task if isinstance(task, Mapping) else self._ours.tasks.get(self._split, index), seed
+        if not isinstance(task, Mapping | None):
+            raise ConfigError(f"reset's option task={task!r} is no task: give a dict, or the number of one as index")
+        return self._ours.tasks.get(self._split, index) if task is None else task, seed
 
 
 class SteppedEpisodes:
