@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 import agent_rl as ar
 from agent_rl.envs.adapters import swe
 from agent_rl.envs.adapters.patches import apply_patch, patched, read_patch
-from agent_rl.envs.adapters.swe import MAX_LINE, MAX_OUTPUT, all_pass, hashes, pieces_of
+from agent_rl.envs.adapters.swe import MAX_LINE, MAX_OUTPUT, all_pass, files_of, hashes, pieces_of
 from agent_rl.envs.quiz import one_call
 from agent_rl.policy import Scripted
 from agent_rl.sandboxes.base import Limits
@@ -103,6 +104,9 @@ def test_swe_mistakes_are_named(tmp_path: Path) -> None:
         (tmp_path / "rows.jsonl").write_text(json.dumps(bad))
         with pytest.raises(ar.ConfigError, match=said):
             ar.from_swe(tmp_path / "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text('{"instance_id": "a",\n')
+    with pytest.raises(ar.ConfigError, match=r"rows.jsonl:1: not JSON"):
+        ar.from_swe(tmp_path / "rows.jsonl")
     with pytest.raises(ar.ConfigError, match="there is no clone of repo='us/none'"):
         (tmp_path / "rows.jsonl").write_text(json.dumps({**row, "FAIL_TO_PASS": ["t"], "repo": "us/none"}))
         ar.from_swe(tmp_path / "rows.jsonl", repositories=tmp_path)
@@ -175,6 +179,46 @@ def test_patch_of_any_texts_makes_the_others(before: dict[str, str], after: dict
     assert {path: text or None for path, text in patched(read_patch(diff(before, changed)), before).items()} == {
         path: text or None for path, text in changed.items()
     }
+
+
+def test_patch_of_git_does_what_git_did(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=", *words]
+        return subprocess.run(command, capture_output=True, check=True).stdout.decode()
+
+    before = {
+        "feed.py": "a\n\x0c\nb\nc\n\x0c\nd\n",
+        "returns.txt": "x\r\ny\rz\r\nw\r\n",
+        "lines.txt": "a\u2028b\nc\x85d\n",
+        "café.py": "1\n2\n",
+        "some space.py": "1\n",
+        "moved.py": "k\nl\n",
+        "gone.py": "",
+    }
+    after = {
+        **before,
+        "feed.py": "a\n\x0c\nb\ncc\n\x0c\ndd\n",
+        "returns.txt": "x\r\ny\rzz\r\nw\r\n",
+        "lines.txt": "a\u2028b\nc\x85!\n",
+        "café.py": "1\n3\n",
+        "some space.py": "2\n",
+        "néw/__init__.py": "",
+        "néw/moved.py": before["moved.py"],
+    }
+    del after["moved.py"], after["gone.py"]
+    git("init", "-q")
+    for files, how in ((before, ["commit", "-qm", "before"]), (after, ["diff", "--cached", "-M", "--no-rename-empty"])):
+        for old in before:
+            (tmp_path / old).unlink(missing_ok=True)
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_bytes(text.encode())
+        git("add", "-A")
+        written = git(*how)
+    patches = read_patch(written)
+    changed = {path: text for path, text in after.items() if before.get(path) != text}
+    assert patched(patches, before) == {**changed, "moved.py": None, "gone.py": None}
+    assert "néw/__init__.py" not in files_of(patches) and "néw/moved.py" in files_of(patches)
 
 
 def test_patch_refuses_other_texts() -> None:

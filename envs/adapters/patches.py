@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,16 +32,42 @@ def read_patch(text: str) -> list[FilePatch]:
     """
     if "\nGIT binary patch\n" in text or re.search(r"^Binary files .* differ$", text, re.MULTILINE):
         raise ConfigError("a patch of binary files can't be applied; give one of texts")
-    lines = text.splitlines(keepends=True)
-    headers = [i for i in range(len(lines) - 1) if lines[i].startswith("--- ") and lines[i + 1].startswith("+++ ")]
-    found, end = [], 0
-    for i in headers:
-        if i >= end:  # else it is a removed line that begins so
+    lines, found, i = _lines(text), list[FilePatch](), 0
+    is_diff = False
+    while i < len(lines):
+        if lines[i].startswith("diff --git "):
+            patch, i = _read_header(lines, i)
+            found += [patch] if patch is not None else []
+            is_diff = True
+        elif lines[i].startswith("--- ") and lines[i + 1 : i + 2] and lines[i + 1].startswith("+++ "):
             hunks, end = _read_hunks(lines, i + 2)
             found.append(FilePatch(_path(lines[i]), _path(lines[i + 1]), hunks))
-    if text.strip() and not found:
+            i = end
+        else:
+            i += 1
+    if text.strip() and not found and not is_diff:
         raise ConfigError(f"no unified diff: {text[:60]!r}")
     return found
+
+
+def _read_header(lines: Sequence[str], i: int) -> tuple[FilePatch | None, int]:
+    """Return what git's header of a file says where no lines of it change, and where the header ends."""
+    end = next((j for j in range(i + 1, len(lines)) if lines[j].startswith(("diff --git ", "--- "))), len(lines))
+    if lines[end : end + 1] and lines[end].startswith("--- "):
+        return None, end
+    header = "".join(lines[i + 1 : end])
+    if (renamed := re.search(r"^rename from (.*)\nrename to (.*)$", header, re.MULTILINE)) is not None:
+        return FilePatch(_unquoted(renamed[1]), _unquoted(renamed[2]), ()), end
+    both = lines[i].removeprefix("diff --git ").rstrip("\r\n")
+    name = _unquoted(both[: len(both) // 2]).removeprefix("a/")  # the same twice
+    if re.search(r"^new file mode", header, re.MULTILINE):  # of an empty one, as of a deleted one
+        return FilePatch(None, name, ()), end
+    return (FilePatch(name, None, ()) if re.search(r"^deleted file mode", header, re.MULTILINE) else None), end
+
+
+def _lines(text: str) -> list[str]:
+    """Return lines with their ends, as git knows them: a form feed or a lone carriage return ends none."""
+    return list(io.StringIO(text, newline="\n"))
 
 
 def apply_patch(patch: FilePatch, before: str) -> str:
@@ -49,7 +76,7 @@ def apply_patch(patch: FilePatch, before: str) -> str:
     Raises:
         ConfigError: if the patch is of another text.
     """
-    lines = before.splitlines(keepends=True)
+    lines = _lines(before)
     after, at = list[str](), 0
     for start, hunk in patch.hunks:
         there = [line[1:] for line in hunk if line[0] in " -"]
@@ -107,5 +134,10 @@ def _take(lines: list[str], i: int, old: int, new: int) -> Iterator[str]:
 
 
 def _path(header: str) -> str | None:
-    name = header[4:].rstrip("\r\n").split("\t")[0]
+    name = _unquoted(header[4:].rstrip("\r\n").split("\t")[0])
     return None if name == "/dev/null" else name.removeprefix("a/") if header[0] == "-" else name.removeprefix("b/")
+
+
+def _unquoted(name: str) -> str:
+    """Return a path as git names it: one that is not ASCII stands in quotes, its bytes in octal numbers."""
+    return name[1:-1].encode().decode("unicode_escape").encode("latin-1").decode() if name.startswith('"') else name

@@ -31,6 +31,7 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.reward import reward
 from agent_rl.gym.sandboxed import SandboxedEnv
+from agent_rl.gym.task_files import read_jsonl
 from agent_rl.sandboxes.base import MAX_FILE, ExecResult, FileAccessError, Limits, Sandbox
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.terminal import Terminal
@@ -217,9 +218,9 @@ def from_swe(file: str | Path, *, repositories: str | Path | None = None) -> typ
             for sandboxes that are no containers.
 
     Raises:
-        ConfigError: if a row lacks something, or is of a repository that is not there.
+        ConfigError: if a line is no row, lacks something, or is of a repository that is not there.
     """
-    rows = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = read_jsonl(Path(file))
     below = Path(repositories).resolve() if repositories is not None else None
     for row in rows:
         check_row(row, below)
@@ -295,8 +296,9 @@ def archive(repository: Path, commit: str) -> bytes:
 
 
 def files_of(patches: Sequence[FilePatch]) -> list[str]:
-    """Return the files of Python that a diff leaves."""
-    return [patch.new for patch in patches if patch.new is not None and patch.new.endswith(".py")]
+    """Return the files of Python that a diff leaves, without new ones that are empty."""
+    left = (patch for patch in patches if patch.hunks or patch.old is not None)
+    return [patch.new for patch in left if patch.new is not None and patch.new.endswith(".py")]
 
 
 def pieces_of(text: str) -> Iterator[str]:
