@@ -234,6 +234,14 @@ def test_harbor_mistakes_are_named(tmp_path: Path) -> None:
     write_task(tmp_path, "one", {"task.toml": "= 3"})
     with pytest.raises(ar.ConfigError, match="one is no task: TOMLDecodeError"):
         ar.from_harbor(tmp_path)
+    write_task(tmp_path, "one", {"task.toml": "environment = 3"})
+    with pytest.raises(ar.ConfigError, match="one is no task: AttributeError"):
+        ar.from_harbor(tmp_path)
+    (tmp_path / "one" / "task.toml").unlink()
+    for text in ("- a", "a: [", "3"):
+        write_task(tmp_path, "one", {"task.yaml": text})
+        with pytest.raises(ar.ConfigError, match="one is no task"):
+            ar.from_harbor(tmp_path)
 
 
 def test_trl_class_plays_tools_answers_and_ends() -> None:

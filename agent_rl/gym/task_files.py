@@ -91,15 +91,11 @@ def _reader_of(file: Path) -> Callable[[Path], Sequence[Task]]:
         raise ConfigError(
             f"{file} is no task file: give {', '.join(_READERS)}, a folder of Dataset.save_to_disk, or rows"
         )
-    return _READERS.get(file.suffix, read_jsonl)
+    return _READERS.get(file.suffix, _read_jsonl)
 
 
-def read_jsonl(file: Path) -> list[Task]:
-    """Return the objects of a .jsonl file; blank lines don't count.
-
-    Raises:
-        ConfigError: if a line is no object.
-    """
+def _read_jsonl(file: Path) -> list[Task]:
+    """Return the objects of a .jsonl file; blank lines don't count."""
     lines = file.read_bytes().splitlines()
     return [_parse_line(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
@@ -169,7 +165,7 @@ def _read_saved(folder: Path) -> list[Task]:
 
 
 _READERS: dict[str, Callable[[Path], Sequence[Task]]] = {
-    ".jsonl": read_jsonl,
+    ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
     ".parquet": _read_parquet,

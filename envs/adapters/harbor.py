@@ -82,6 +82,8 @@ def read_task(folder: Path) -> TaskFolder:
     Raises:
         ConfigError: if it lacks something.
     """
+    from yaml import YAMLError  # type: ignore[import-untyped]
+
     try:
         if (folder / "task.toml").is_file():
             settings = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
@@ -107,7 +109,7 @@ def read_task(folder: Path) -> TaskFolder:
                 timeout=float(settings.get("max_test_timeout_sec", 600.0)),
                 about=settings,
             )
-    except (OSError, LookupError, ValueError) as error:
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, YAMLError) as error:
         raise ConfigError(f"{folder} is no task: {error!r}") from error
     if found.script not in found.tests:
         raise ConfigError(f"{folder} is no task: it has no tests/{found.script}, which grades")

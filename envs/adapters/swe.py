@@ -31,7 +31,8 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.reward import reward
 from agent_rl.gym.sandboxed import SandboxedEnv
-from agent_rl.gym.task_files import read_jsonl
+from agent_rl.gym.task_files import read_rows
+from agent_rl.gym.tasks import TRAIN
 from agent_rl.sandboxes.base import MAX_FILE, ExecResult, FileAccessError, Limits, Sandbox
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.terminal import Terminal
@@ -212,15 +213,15 @@ def from_swe(file: str | Path, *, repositories: str | Path | None = None) -> typ
     """Return an `Env` class of the tasks in a file, for `@ar.register`; they are its `default_tasks`.
 
     Args:
-        file: a JSON object a line, as SWE-bench's rows; `image_name` or `docker_image` has the repository, as its
-            working folder.
+        file: SWE-bench's rows: a JSON object a line, or another file of tasks; `image_name` or `docker_image` has the
+            repository, as its working folder.
         repositories: a folder of clones, each by its name (owner/name, or owner__name), for rows without an image, and
             for sandboxes that are no containers.
 
     Raises:
         ConfigError: if a line is no row, lacks something, or is of a repository that is not there.
     """
-    rows = read_jsonl(Path(file))
+    rows = read_rows(Path(file).resolve(), TRAIN, Path())
     below = Path(repositories).resolve() if repositories is not None else None
     for row in rows:
         check_row(row, below)
