@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 
 import agent_rl as ar
+from agent_rl.errors import UserError
 from agent_rl.remote import wire
+from agent_rl.remote.playing import EnvLease
+from agent_rl.remote.server import Server
 from agent_rl.seeds import RngState, Stream, rng
 from agent_rl.serving import frames
+from agent_rl.serving.host import ServerSettings
 from agent_rl.serving.leases import Lease, Leases, Owner
+from agent_rl.store.codec import dump_line
+from tests.doubles import example_episode
 
 
 class Clock:
@@ -144,6 +150,50 @@ def test_frames_have_a_limit_and_a_form(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(frames, "MAX_BYTES", 100)
     with pytest.raises(ar.RemoteError, match="too large: at most 100"):
         frames.dump(frame)
+
+
+class SlowUser:
+    async def reply(self, messages: object) -> str:
+        await asyncio.sleep(60 if messages else 0)
+        return "hello"
+
+
+class Talk(ar.DialogueEnv):
+    """Its user takes a minute."""
+
+    async def reset(self, task: ar.Task, rng: np.random.Generator) -> tuple[ar.Message, ...]:
+        self.user = SlowUser()
+        return await self.open_dialogue()
+
+    @ar.reward
+    def fine(self, episode: ar.Episode) -> bool:
+        return True
+
+
+def test_server_scores_no_dialogue_whose_user_was_late() -> None:
+    ar.register("remote-parts/talk-v0", tasks=[{}])(Talk)
+    talk: Owner[EnvLease] = Owner()
+    server = Server([ar.spec("remote-parts/talk-v0")], ServerSettings())
+    episode = dump_line(example_episode("e")).decode()
+
+    async def ask(request: frames.Request) -> wire.Reply:
+        return await server.reply(talk, frames.dump(request))
+
+    async def main() -> None:
+        about = {
+            "env": "remote-parts/talk-v0",
+            "env_args": {},
+            "task": {},
+            "rng": RngState.of(rng(Stream.ENVIRONMENT, 0)),
+        }
+        await ask(wire.Open(op="open", call=1, lease="a", **about))
+        said = ar.Message("assistant", "hi")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask(wire.Act(op="step", call=2, lease="a", action=said)), 0.01)
+        with pytest.raises(UserError, match="while the simulated user was asked"):
+            await ask(wire.Score(op="score", call=3, lease="a", episode=episode, seconds=None))
+
+    asyncio.run(main())
 
 
 def test_address_without_websockets_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
