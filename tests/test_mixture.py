@@ -94,8 +94,23 @@ def test_condition_selects_tasks_by_their_keys(where: str, kept: list[int]) -> N
 
 
 @pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        *((f"easy{how}", [0]) for how in ("=true", "=True", " == true", " == True and not easy == false")),
+        ("easy != true", [1, 2]),
+        ("easy=null", [2]),
+        ("easy == null", [2]),
+    ],
+)
+def test_condition_reads_words_of_json(where: str, kept: list[int]) -> None:
+    holds = parse_condition(where)
+    assert [n for n, task in enumerate([{"easy": True}, {"easy": False}, {}]) if holds(task)] == kept
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        "true",
         "__import__('os')",
         "n.__class__()",
         "n <",

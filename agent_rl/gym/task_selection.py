@@ -26,6 +26,9 @@ _OPERATORS: Mapping[type[ast.cmpop], Callable[[object, object], object]] = {
     ast.In: lambda one, other: one in other,  # type: ignore[operator]
     ast.NotIn: lambda one, other: one not in other,  # type: ignore[operator]
 }
+_WORDS = {"true": True, "false": False, "null": None}
+"""What JSON calls them: a name in Python, which no task has as a key, mostly."""
+_WRITTEN = {str(value): word for word, value in _WORDS.items()}
 _NODES = (
     *(ast.Expression, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, *_OPERATORS),
     *(ast.Name, ast.Attribute, ast.Constant, ast.List, ast.Tuple, ast.Load),
@@ -128,15 +131,16 @@ class SelectedTasks(TaskSource):
 def parse_condition(text: str) -> Callable[[Task], bool]:
     """Return the test that a condition describes; it is read, never executed.
 
-    It has comparisons, `in`, `and`, `or`, `not`, numbers, strings, lists, and a task's keys as names; `meta.level` is a
-    key in a key. A key that a task has not is None, and no comparison by size holds of it.
+    It has comparisons, `in`, `and`, `or`, `not`, numbers, strings, lists, true, false and null, in Python's writing,
+    too, and a task's keys as names; `meta.level` is a key in a key. A key that a task has not is None, and no
+    comparison by size holds of it.
 
     Raises:
         ConfigError: if it holds anything else.
     """
     if (pair := _PAIR.fullmatch(text)) and not re.search(r"[<>!]", text):
         key, wanted = pair[1], pair[2].strip("'\"")
-        return lambda task: str(task.get(key)) == wanted
+        return lambda task: wanted in (str(task.get(key)), _WRITTEN.get(str(task.get(key))))
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as error:
@@ -147,7 +151,7 @@ def parse_condition(text: str) -> Callable[[Task], bool]:
                 f"tasks.where={text!r} holds {ast.unparse(node)!r}: a condition has keys, numbers, strings, lists, "
                 "comparisons, in, and, or, not"
             )
-    if not any(isinstance(node, ast.Name) for node in ast.walk(tree)):
+    if not any(isinstance(node, ast.Name) and node.id not in _WORDS for node in ast.walk(tree)):
         raise ConfigError(f"tasks.where={text!r} names no key of a task, so that it takes all or none; write level < 3")
     return lambda task: bool(_value(tree.body, task))
 
@@ -157,7 +161,7 @@ def _value(node: ast.expr, task: Mapping[str, JSON]) -> object:
         case ast.Constant():
             return node.value
         case ast.Name():
-            return task.get(node.id)
+            return task.get(node.id, _WORDS.get(node.id))
         case ast.Attribute():
             inner = _value(node.value, task)
             return inner.get(node.attr) if isinstance(inner, Mapping) else None
