@@ -46,10 +46,25 @@ class Mistaken(ar.Env):
 # --- declarations ---
 
 
+@ar.tool
+def a_tool() -> str:
+    return "done"
+
+
+@ar.reward
+def a_reward(self: Mistaken, episode: ar.Episode) -> bool:
+    return True
+
+
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
         (lambda: ar.register(Mistaken), "has no id: write @ar.register"),  # type: ignore[arg-type]
+        (lambda: ar.register("m-v0", budget={"turns": 3})(Mistaken), "'m-v0' has budget={'turns': 3}: give ar.Budget"),  # type: ignore[arg-type]
+        (lambda: ar.register("m-v0", splits="train")(Mistaken), "splits='train' is a string: give their names"),
+        (lambda: type("One", (ar.ToolEnv,), {"extra_tools": a_tool}), "One.extra_tools is one tool: write a tuple"),
+        (lambda: type("Static", (ar.ToolEnv,), {"f": staticmethod(a_tool)}), "Static.f has @tool below @staticmethod"),
+        (lambda: type("Asked", (ar.Env,), {"f": property(a_reward)}), "Asked.f has @reward below @property"),
         (lambda: ar.tool(30), r"@ar.tool\(30\): options have names, such as @ar.tool\(timeout=30\)"),  # type: ignore[call-overload]
         (lambda: ar.reward(0.5), r"@ar.reward\(0.5\): options have names, such as @ar.reward\(weight=0.5\)"),  # type: ignore[type-var]
         (lambda: ar.reward(weight="1")(lambda self, episode: 1), "weight=1; give a finite number"),  # type: ignore[call-overload]

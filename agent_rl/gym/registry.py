@@ -133,7 +133,7 @@ def register(
 
     Raises:
         ConfigError: if the id has no version, or the tasks make no sense.
-        DefinitionError: if the class is no `Env`.
+        DefinitionError: if the class is no `Env`, or the budget no `Budget`.
         NameCollisionError: if another class has the id; the same class, loaded again, takes its own place, as does any
             class of a notebook in the place of one that was defined there.
     """
@@ -144,10 +144,13 @@ def register(
     def add(cls: type[E]) -> type[E]:
         if not (isinstance(cls, type) and issubclass(cls, Env)):
             raise DefinitionError(f"'{id}' is registered for {cls!r}, which is no subclass of agent_rl.Env")
+        own = cls.default_budget if budget is None else budget
+        if not isinstance(own, Budget):
+            raise DefinitionError(f"'{id}' has budget={own!r}: give ar.Budget(turns=N)")
         file = file_of(cls)
         given = cls.default_tasks if tasks is None else tasks
         source = TaskSource(given, splits=splits, base=file.parent if file else Path.cwd())
-        _specs.add(id, EnvSpec(*parts, cls, source, budget or cls.default_budget, nondeterministic), cls)
+        _specs.add(id, EnvSpec(*parts, cls, source, own, nondeterministic), cls)
         publish(id, nondeterministic)
         return cls
 

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import SupportsFloat, TypeAlias, TypeVar, overload
+from typing import SupportsFloat, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 
@@ -110,16 +110,30 @@ def collect_rewards(cls: type) -> tuple[tuple[RewardComponent, ...], tuple[Rewar
 def declared_members(cls: type, is_declared: Callable[[object], bool], decorator: str) -> Iterator[tuple[str, object]]:
     """Yield a decorator's attributes, base classes first; what a subclass overrides keeps its place."""
     bases = reversed(cls.__mro__)
-    names = dict.fromkeys(name for base in bases for name, member in vars(base).items() if is_declared(member))
+    names = dict.fromkeys(
+        name for base in bases for name, member in vars(base).items() if is_declared(_unwrapped(member))
+    )
     for name in names:
         member = inspect.getattr_static(cls, name)
         if is_declared(member):
             yield name, member
+        elif is_declared(_unwrapped(member)):
+            kind = type(member).__name__
+            raise DefinitionError(
+                f"{cls.__name__}.{name} has {decorator} below @{kind}, where it is not seen: drop {kind}"
+            )
         elif member is not None:
             raise DefinitionError(
                 f"{cls.__name__}.{name} overrides a method that has {decorator} and has none itself: decorate it, "
                 f"or write `{name} = None` to take it out"
             )
+
+
+def _unwrapped(member: object) -> object:
+    """Return what a static method, a class method or a property is of; anything else as it is."""
+    if isinstance(member, staticmethod | classmethod):
+        return cast(object, member.__func__)
+    return member.fget if isinstance(member, property) else member
 
 
 def mark_reward(member: object, component: RewardComponent, *, group: bool = False) -> None:

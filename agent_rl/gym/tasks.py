@@ -58,12 +58,14 @@ class TaskSource:
             base: the folder that relative files start from; the working directory if left out.
 
         Raises:
-            ConfigError: if there are no splits or no tasks, or `splits` is given beside a mapping.
+            ConfigError: if there are no splits or no tasks, or `splits` is a string, or given beside a mapping.
         """
         self._function: TaskFunction | None = None
         self._given: Mapping[str, TaskRows] = {}
         self._loaded: dict[str, Sequence[Task]] = {}
         self._base = base or Path.cwd()
+        if isinstance(splits, str):
+            raise ConfigError(f"splits={splits!r} is a string: give their names, such as ('train', 'eval')")
         if tasks is None or callable(tasks):
             self._function = _numbered if tasks is None else _checked_function(tasks)
             self.splits = (TRAIN, EVAL) if splits is None else tuple(splits)
