@@ -197,6 +197,14 @@ def test_cache_is_safe_for_processes(tmp_path):
     assert cache.get("common") in ("0", "1", "2") and cache.get("none") is None
 
 
+def test_search_goes_on_without_its_cache(server, url, tmp_path, pauses, caplog):
+    cache = tmp_path / "answers.sqlite"
+    tool = retrieve_tool(f"{url}/retrieve", cache=cache, retries=0)
+    cache.unlink()  # which SQLite makes again, without the table
+    assert [answer.tool_error for answer in search(tool, "who?", "what?")] == [None, None]
+    assert "without its cache: no such table" in caplog.text and len(server.asked) == 2
+
+
 def test_cache_refuses_other_files(tmp_path):
     (tmp_path / "notes.txt").write_text("no database, but some text that is long enough " * 10)
     with pytest.raises(ConfigError, match=r"notes.txt.*can't be used"):

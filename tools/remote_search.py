@@ -10,11 +10,12 @@ import hashlib
 import json
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlencode, urlsplit
 
 from agent_rl.core.messages import JSON
@@ -28,6 +29,7 @@ from agent_rl.tools.web import AddressError, request
 from agent_rl.worker_threads import in_thread
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_BYTES = 10_000_000
 """Of an answer; a longer one is cut, and so no JSON."""
@@ -144,7 +146,7 @@ class _Client:
         """
         key = hashlib.blake2b(json.dumps([url, asked]).encode(), digest_size=16).hexdigest()
         if self._cache is not None:
-            kept = await in_thread(partial(self._cache.get, key), "search cache", quick=True)
+            kept = await _cached(partial(self._cache.get, key))
             if kept is not None:
                 return read(json.loads(kept))
         if self._limit is not None:
@@ -156,7 +158,7 @@ class _Client:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ToolServerError(f"{where} answered {answer[:200]!r}: {type(error).__name__}: {error}") from error
         if self._cache is not None:
-            await in_thread(partial(self._cache.put, key, answer), "search cache", quick=True)
+            await _cached(partial(self._cache.put, key, answer))
         return text
 
     def _send(self, url: str, asked: JSON, headers: Mapping[str, str], where: str) -> str:
@@ -175,6 +177,15 @@ class _Client:
             failure.retry_after = _seconds_until(response.headers["Retry-After"])
             raise failure
         return answer
+
+
+async def _cached(use: Callable[[], T]) -> T | None:
+    """Use a cache, without which a search goes on where it fails: as if it held nothing."""
+    try:
+        return await in_thread(use, "search cache", quick=True)
+    except sqlite3.Error as error:
+        _log.warning("a search goes on without its cache: %s", error)
+        return None
 
 
 def _seconds_until(when: str | None) -> float | None:
