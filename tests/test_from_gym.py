@@ -88,6 +88,12 @@ def test_last_action_of_an_answer_is_meant(said: str, meant: int) -> None:
     assert read(Discrete(4), said, ("left", "down", "right", "up")) == meant
 
 
+@pytest.mark.parametrize("names", ["ldr", "ldrux"])
+def test_actions_need_a_name_each(names: str) -> None:
+    episode = play(from_gym("FrozenLake-v1", action_names=tuple(names)), "l")
+    assert episode.error is not None and "give one for each action of Discrete(4)" in episode.error.message
+
+
 def test_masked_actions_are_said_and_refused() -> None:
     taxi = from_gym("Taxi-v4")
     opening = play(taxi, "north", turns=1).messages[0].content

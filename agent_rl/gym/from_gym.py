@@ -83,9 +83,18 @@ class GymnasiumEnv(Env):
 
     @functools.cached_property
     def names(self) -> Sequence[str]:
-        """The names of the actions; empty if there are only numbers."""
+        """The names of the actions; empty if there are only numbers.
+
+        Raises:
+            ConfigError: if `action_names` are not as many as there are actions.
+        """
         game = self._game
-        if self.action_names or not isinstance(game.action_space, gymnasium.spaces.Discrete):
+        if not isinstance(game.action_space, gymnasium.spaces.Discrete):
+            return self.action_names
+        if self.action_names:
+            if len(self.action_names) != game.action_space.n:
+                given = f"action_names of {_title(self.gym_id)} are {', '.join(self.action_names)}"
+                raise ConfigError(f"{given}: give one for each action of {game.action_space}")
             return self.action_names
         meanings, actions = (getattr(game.unwrapped, name, None) for name in ("get_action_meanings", "actions"))
         if callable(meanings):
