@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from agent_rl.gym.tasks import TaskSource
 from agent_rl.gym.tool import call_tools
 from agent_rl.runs.folder import removed_if_unused
 from agent_rl.runs.metrics import read_metrics
+from agent_rl.tools.mcp import McpServer, McpSession
 from agent_rl.view.progress import Progress
 from tests.runs import config
 
@@ -114,6 +116,17 @@ def test_run_refuses_bytes_in_tasks() -> None:
     ar.register("bytes-v0", tasks={"train": [{"text": b"x"}]})(Bytes)
     with pytest.raises(ar.ConfigError, match="holds what JSON can't: a bytes"):
         ar.run("bytes-v0", policy="oracle")
+
+
+def test_mcp_tools_of_one_name_are_refused() -> None:
+    schema = {"type": "object", "properties": {}}
+    first, second = (
+        SimpleNamespace(name=n, description="Do.", input_schema=schema) for n in ("files.read", "files_read")
+    )
+    assert set(McpSession(McpServer("serve"))._tools([first])) == {"files_read"}
+    with pytest.raises(ar.DefinitionError, match="`serve` has two tools that a model would call 'files_read'"):
+        McpSession(McpServer("serve"))._tools([first, second])
+    assert set(McpSession(McpServer("serve", only=["files_read"]))._tools([first, second])) == {"files_read"}
 
 
 def test_blocking_async_tool_times_out() -> None:

@@ -97,6 +97,7 @@ class McpServer:
 
         Raises:
             ConfigError: if there is no package `mcp`, or no tool of a name in `only`.
+            DefinitionError: if two tools would have the same name.
             ToolServerError: if the server does not start, or does not answer.
         """
         _sdk()
@@ -141,6 +142,7 @@ class McpSession:
 
         Raises:
             ConfigError: if there is no tool of a name in `only`.
+            DefinitionError: if two tools would have the same name.
             ToolServerError: if it is not open within `start_seconds`.
         """
         self.tools = self._tools(await _loop().run(self._open()))
@@ -228,8 +230,18 @@ class McpSession:
             if name not in names:
                 known = f" The tools are: {', '.join(names)}."
                 raise ConfigError(f"MCP server `{server}` has no tool '{name}'.{did_you_mean(name, names)}{known}")
-        tools = (self._tool(tool) for tool in described if not server.only or tool.name in server.only)
-        return {tool.spec.name: tool for tool in tools}
+        tools: dict[str, AnyTool] = {}
+        for offered in described:
+            if server.only and offered.name not in server.only:
+                continue
+            made = self._tool(offered)
+            if made.spec.name in tools:
+                raise DefinitionError(
+                    f"MCP server `{server}` has two tools that a model would call '{made.spec.name}', {offered.name} "
+                    "one of them: name those that you need in only="
+                )
+            tools[made.spec.name] = made
+        return tools
 
     def _tool(self, described: Any) -> AnyTool:
         async def call(**arguments: JSON) -> str | list[str | Image]:
