@@ -54,7 +54,7 @@ EPISODES = [
 def test_statistics_agree_with_hand_counts() -> None:
     found = statistics_of(EPISODES)
     total = found.total
-    assert (total.episodes, total.failed, len(total.tasks)) == (5, 1, 3)
+    assert (total.episodes, total.failed, len(total.tasks)) == (5, 1, 4), "two environments have one"
     assert (total.success.successes, total.success.n, total.reward) == (2, 4, 0.625)
     assert (total.success_interval, total.reward_interval) == (
         summarise(EPISODES).success_interval,
@@ -197,3 +197,12 @@ def test_stats_command_compares_rollouts(
     assert main(["stats", "A", "B", "--by", "relation"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == lines
     assert main(["stats", "A", "none.jsonl"]) == 1
+
+
+def test_statistics_compare_tasks_of_one_environment() -> None:
+    both = [sample(n, float(env == "a-v0"), 0, env=env) for n, env in enumerate(("a-v0", "b-v0"))]
+    mixed, alone = statistics_of(both), statistics_of([sample(9, 0.0, 0, env="a-v0")])
+    success = compare_statistics(mixed, alone)["", ""][0]
+    assert (success.tasks, success.first, success.second) == (1, 1.0, 0.0)
+    moved = statistics_of([sample(9, 0.0, 0, env="http://host:8000/a-v0")])
+    assert compare_statistics(alone, moved)["", ""][0].tasks == 1

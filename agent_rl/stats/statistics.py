@@ -78,6 +78,7 @@ class Statistics:
         """Calls that could not be parsed."""
         self.sizes: defaultdict[str, Distribution] = defaultdict(Distribution)
         """Of an episode: turns, calls, and tokens by source."""
+        self.envs: set[str] = set()
         self.of_tasks: defaultdict[str, defaultdict[str, Sum]] = defaultdict(lambda: defaultdict(Sum))
         """Of sizes in `COMPARED`."""
         self.seconds = Distribution()
@@ -93,7 +94,8 @@ class Statistics:
 
     def add(self, episode: Episode) -> None:
         """Count an episode."""
-        task = task_key(episode.task)
+        task = f"{task_key(episode.task)} {episode.env}"  # environments may have equal ones
+        self.envs.add(episode.env)
         self.total.add(episode, task)
         self._task_keys.update(episode.task)
         for key in self.keys:
@@ -222,17 +224,26 @@ def statistics_of(
 def compare_statistics(first: Statistics, second: Statistics) -> dict[tuple[str, str], tuple[Comparison, ...]]:
     """Compare two runs by the tasks that both have: all episodes, `("", "")`, and for each key and tag.
 
-    Success and reward are compared, and of all episodes sizes, too.
+    Success and reward are compared, and of all episodes sizes, too. Two environments, one of each run, count as one:
+    it may be another version, or on another machine.
     """
+    are_alike = len(first.envs) == len(second.envs) == 1
+
+    def named(means: Mapping[str, float]) -> Mapping[str, float]:
+        return {task.partition(" ")[0]: mean for task, mean in means.items()} if are_alike else means
+
     pairs = {("", ""): (first.total, second.total)}
     tags, others = first.tags, second.tags
     for key in (key for key in tags if key in others):  # in an order that no hash decides
         pairs |= {(key, tag): (tally, others[key][tag]) for tag, tally in tags[key].items() if tag in others[key]}
     found = {}
     for name, (one, other) in pairs.items():
-        both = [compare_means(measure, one.means(measure), other.means(measure)) for measure in ("success", "reward")]
+        both = [
+            compare_means(measure, named(one.means(measure)), named(other.means(measure)))
+            for measure in ("success", "reward")
+        ]
         if name == ("", ""):
-            both += [compare_means(size, _means(first, size), _means(second, size)) for size in COMPARED]
+            both += [compare_means(size, named(_means(first, size)), named(_means(second, size))) for size in COMPARED]
         if compared := tuple(comparison for comparison in both if comparison is not None):
             found[name] = compared
     return found
