@@ -146,8 +146,9 @@ def test_run_explains_mistakes(
 
 def test_score_interval_draws_tasks_and_not_their_groups(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path / "run") as writer:
-        for number, answer in enumerate(("49", "no")):  # two visits of one task
-            writer.write(answered(f"e{number}", answer, group_id=f"g{number}", task={"answer": "49"}))
+        for number, answer in enumerate(("49", "no", "49", "no")):  # two visits of each of two tasks
+            task = {"answer": "49", "number": number // 2}
+            writer.write(answered(f"e{number}", answer, group_id=f"g{number}", task=task))
     rubric: dict[str, object] = {"criteria": [{"rule": {"contains": {"task": "answer"}}}]}
     score = summarise_judged(judge_episodes(tmp_path / "run", rubric)).score
     assert (score.low, score.value, score.high) == (0.5, 0.5, 0.5)
