@@ -29,7 +29,8 @@ checked* says that the source's value was not looked up, or not found; *not used
 others as they are.
 
 *updates* is how many updates a batch gets, a setting of the run: one, unless it or a preset says more. Several cost
-little (BENCHMARKS.md, mini-batches), but the curves that were measured here took one. NAME-paper takes its source's
+little time, but at the default learning rate, which is tuned for one, four did no better and 16 fell (BENCHMARKS.md,
+Several updates a batch): they want a smaller `optimizer.lr`. NAME-paper takes its source's
 number, where that is stated and another than one; of gigpo's script it is one for 256 turns, which no number says, and
 of gspo it is all that differs, so that `updates.minibatches=4` makes GSPO's of it.
 The optimizer, the learning rate and the sizes of a batch are the run's, too, and not compared here. Every log-ratio is

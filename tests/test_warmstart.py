@@ -111,7 +111,8 @@ def test_learning_rate_follows_the_size_of_the_model() -> None:
     assert Optimizer(large, OptimizerConfig()).lr == default_lr(large) == 1e-5
     assert default_lr(make_model(TINY, 64, 0)) == 2e-3
     assert Optimizer(large, OptimizerConfig(), sampled_by="int4").lr == 5e-6
-    assert Optimizer(large, OptimizerConfig(lr=0.1), sampled_by="int4").lr == 0.1
+    assert Optimizer(large, OptimizerConfig(), updates=4).lr == 2.5e-6
+    assert Optimizer(large, OptimizerConfig(lr=0.1), sampled_by="int4", updates=4).lr == 0.1
     large.peft_config = {}
     assert default_lr(large) == 1e-4
 

@@ -34,7 +34,8 @@ class OptimizerConfig(Section):
     GPU's is short."""
     lr: float | None = Field(None, gt=0, allow_inf_nan=False)
     """AdamW's; null for 2e-3 of a model with less than 10 million parameters, as those made here have, for 1e-5 of a
-    larger one, and for 1e-4 of adapters on that; in RL with `rollout.weights=int4`, for half of it."""
+    larger one, and for 1e-4 of adapters on that; in RL with `rollout.weights=int4`, for half of it, and shared between
+    the `updates` of a batch."""
     muon_lr: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW."""
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -56,13 +57,16 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
     return rise * max(fall, config.final)
 
 
-def default_lr(model: nn.Module, sampled_by: WeightFormat = "float32") -> float:
+def default_lr(model: nn.Module, sampled_by: WeightFormat = "float32", updates: int = 1) -> float:
     """Return AdamW's learning rate where none is set: what suits a small model destroys a pretrained one in a step.
 
     Episodes `sampled_by` int4 weights take half of it: with all of it the gap between the two policies grew until runs
     collapsed (BENCHMARKS.md), and smaller steps keep it small (Zhang, Li et al. 2026, arXiv:2602.01826).
+
+    Several `updates` of a batch share it: AdamW's steps are as long however few episodes they see, and 16 of full
+    length took runs to 0 % (BENCHMARKS.md, Several updates a batch).
     """
-    share = 0.5 if sampled_by == "int4" else 1.0
+    share = (0.5 if sampled_by == "int4" else 1.0) / updates
     if sum(p.numel() for p in model.parameters()) < LARGE:
         return share * 2e-3
     return share * (1e-4 if hasattr(model, "peft_config") else 1e-5)
@@ -75,7 +79,7 @@ class Optimizer:
     there, and the weight is the master, rounded. A step is often smaller than the distance to the next bfloat16.
 
     With `scale_loss`, losses are multiplied, so that float16 gradients don't vanish, by as much as doesn't overflow.
-    The format of the weights that episodes are `sampled_by` is for `default_lr`.
+    The format of the weights that episodes are `sampled_by`, and the `updates` of a batch, are for `default_lr`.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Optimizer:
         *,
         scale_loss: bool = False,
         sampled_by: WeightFormat = "float32",
+        updates: int = 1,
     ) -> None:
         self.config = config
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -97,7 +102,7 @@ class Optimizer:
         betas = (config.beta1, config.beta2)
         self._parts: list[tuple[torch.optim.Optimizer, float]] = []
         if rest:  # adapters are matrices alone
-            lr = default_lr(model, sampled_by) if config.lr is None else config.lr
+            lr = default_lr(model, sampled_by, updates) if config.lr is None else config.lr
             adamw = _adamw(config.kind)(rest, lr=lr, betas=betas, weight_decay=config.weight_decay)
             self._parts.append((adamw, lr))
         if hidden:

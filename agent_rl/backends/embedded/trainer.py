@@ -87,7 +87,13 @@ class Trainer:
             )
         if config.gradient_checkpointing:
             enable_checkpointing(actor.model)
-        self.optimizer = Optimizer(actor.model, config.optimizer, scale_loss=half, sampled_by=config.rollout.weights)
+        self.optimizer = Optimizer(
+            actor.model,
+            config.optimizer,
+            scale_loss=half,
+            sampled_by=config.rollout.weights,
+            updates=config.updates.most,
+        )
         self.loss_device = float64_device(actor.model.device)
         """Where losses are computed."""
         self.critic = Critic(actor.model, self.algorithm, config.optimizer) if wanted else None
