@@ -13,6 +13,9 @@ machine with nothing else to do. Memory is the most that the process ever held, 
 Before that, TRL's loss and optimizer learn from the batches of a run of ours: gradients, losses and norms side by side,
 at a learning rate of 2e-3, which is too high for either (BENCHMARKS.md, "Training steps").
 
+With `--device cuda` both sides are on a GPU, the pretrained model with 16 groups of 8, too; memory is what torch held
+of the GPU at most. `--rows` are the rows of TRL's micro-batch; ours is 4,096 tokens there.
+
 Without `--checkpoint` a tiny model is warm-started first, in about two minutes; `--groups` gives it more tasks a step.
 `--model` adds a pretrained one, such as SmolLM2, with three examples in its prompt, for two steps of eight episodes,
 with instant and with slow tools. Runs in .venv-verl, where TRL 1.16 is. Exits 1 when a bar is missed.
@@ -42,7 +45,8 @@ def child(name: str, *arguments: object) -> Any:
     """Call a function of `trl_steps.py` in a process of its own; -P, or it would import this file as `trl`."""
     command = [sys.executable, "-P", str(STEPS), name, json.dumps(arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    paths = (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -98,6 +102,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", help="a warm-started tiny model; without it one is made")
     parser.add_argument("--model", help="a folder with a pretrained model, such as SmolLM2")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch of TRL's")
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--groups", type=int, default=16, help="tasks a step of the tiny model, of eight episodes each")
@@ -111,16 +117,19 @@ def main() -> int:
             if not options.checkpoint:
                 child("warm_started", checkpoint)
             tiny = Work(
-                checkpoint, options.steps, groups=options.groups, samples=8, delay_ms=0, rows=8, context=256, lr=1e-3
-            )
+                checkpoint, options.steps, groups=options.groups, samples=8, delay_ms=0, rows=options.rows,
+                context=256, lr=1e-3, device=options.device,
+            )  # fmt: skip
             works = {"instant": tiny, "20 ms": replace(tiny, delay_ms=20, steps=4)}
             if options.only in (None, "same"):
                 passed.append(compare_updates(replace(tiny, lr=2e-3, steps=5)))
         if options.model:
             child("pretrained", f"{folder}/model", options.model)
+            steps, groups, samples, rows = (2, 2, 4, 4) if options.device == "cpu" else (3, 16, 8, options.rows)
             large = Work(
-                f"{folder}/model", 2, groups=2, samples=4, delay_ms=0, rows=4, context=512, lr=1e-5, examples=EXAMPLES
-            )
+                f"{folder}/model", steps, groups, samples, delay_ms=0, rows=rows, context=512, lr=1e-5,
+                examples=EXAMPLES, device=options.device,
+            )  # fmt: skip
             works |= {"model, instant": large, "model, 20 ms": replace(large, delay_ms=20)}
         print(
             "| work | side | seed | seconds a step | CPU | with waiting | tokens | peak MiB | at the start | rewards |"

@@ -49,6 +49,7 @@ class Work:
     """Of the tasks and of all that is sampled."""
     examples: str = ""
     """What the question comes after."""
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Measured:
     """With what the main thread waited for a core."""
     cpu: float
     peak_mib: float
+    """The most that the process ever held; on a GPU what was reserved there, not counting CUDA's own."""
     start_mib: float
     """Before the first step: imports and the model."""
     tokens: float
@@ -72,11 +74,19 @@ class Measured:
 def held_mib() -> float:
     import resource
 
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def now() -> tuple[float, float, float]:
     """Return the seconds of the clock but for those that the main thread waited for a core, all of them, the CPU's."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     waited = int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
     clock = time.perf_counter()
     return clock - waited, clock, time.process_time()
@@ -118,9 +128,10 @@ def our_trainer(work: Work) -> Any:
         f"rollout.groups={work.groups}", f"rollout.samples={work.samples}", f"rollout.max_tokens={REPLY}",
         f"rollout.slots={min(128, work.groups * work.samples)}", f"optimizer.lr={work.lr}", "optimizer.warmup_steps=0",
         "optimizer.decay_from=1", "algorithm=grpo", f"algorithm.advantage.eps={EPS}", "token_records=false",
+        f"device={work.device}",
     ]  # fmt: skip
     config = load_config("backend/embedded", TrainConfig, settings)
-    actor = load_actor(work.checkpoint, slots=config.rollout.slots, context=work.context)
+    actor = load_actor(work.checkpoint, slots=config.rollout.slots, context=work.context, device=work.device)
     return Trainer(env, actor, config)
 
 
@@ -142,7 +153,7 @@ def their_trainer(work: Work, env: Any, folder: str, callbacks: list[Any]) -> An
     import transformers
     import trl
     from datasets import Dataset
-    from trl.chat_template_utils import qwen3_schema
+    from trl.chat_template_utils import qwen3_schema, qwen3_template
 
     from agent_rl.gym.tasks import RL_START
     from agent_rl.tools.calculator import calculator as tool
@@ -179,16 +190,18 @@ def their_trainer(work: Work, env: Any, folder: str, callbacks: list[Any]) -> An
     ]
     tokenizer = transformers.AutoTokenizer.from_pretrained(work.checkpoint)
     tokenizer.response_schema = qwen3_schema  # Hermes calls, as our template writes them
+    tokenizer.response_template = qwen3_template  # the same for transformers from 5.13 on
     model = transformers.AutoModelForCausalLM.from_pretrained(work.checkpoint, dtype="float32")
     episodes = work.groups * work.samples
     args = trl.GRPOConfig(
         output_dir=folder, max_steps=work.steps, per_device_train_batch_size=work.rows,
-        gradient_accumulation_steps=episodes // work.rows, num_generations=work.samples, use_cpu=True, report_to=[],
-        max_completion_length=TURNS * 2 * REPLY, generation_kwargs={"max_new_tokens": REPLY, "use_cache": True},
-        max_tool_calling_iterations=TURNS - 1, temperature=1.0, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
-        beta=0.0, learning_rate=work.lr, lr_scheduler_type="constant", adam_beta1=0.9, adam_beta2=0.95,
-        weight_decay=0.0, max_grad_norm=1.0, shuffle_dataset=False, gradient_checkpointing=False, bf16=False,
-        logging_steps=1, save_strategy="no", disable_tqdm=True, seed=work.seed,
+        gradient_accumulation_steps=episodes // work.rows, num_generations=work.samples,
+        use_cpu=work.device == "cpu", report_to=[], max_completion_length=TURNS * 2 * REPLY,
+        generation_kwargs={"max_new_tokens": REPLY, "use_cache": True}, max_tool_calling_iterations=TURNS - 1,
+        temperature=1.0, loss_type="dapo", epsilon=0.2, epsilon_high=0.28, beta=0.0, learning_rate=work.lr,
+        lr_scheduler_type="constant", adam_beta1=0.9, adam_beta2=0.95, weight_decay=0.0, max_grad_norm=1.0,
+        shuffle_dataset=False, gradient_checkpointing=False, bf16=False, logging_steps=1, save_strategy="no",
+        disable_tqdm=True, seed=work.seed,
     )  # fmt: skip
     return trl.GRPOTrainer(
         model, reward_funcs=reward, args=args, processing_class=tokenizer, tools=[calculator],
@@ -240,7 +253,7 @@ def same(work: Work) -> list[list[float]]:
         advantages = ((scores - scores.mean(1, True)) / (scores.std(1, keepdim=True) + EPS)).flatten().float()
         loss = 0.0
         for part in torch.arange(len(rows)).split(work.rows):
-            part_loss = other._compute_loss(twin, inputs_of(rows, part, advantages[rows.episode], padding))
+            part_loss = other._compute_loss(twin, inputs_of(rows, part, advantages[rows.episode], padding, work.device))
             part_loss.backward()
             loss += part_loss.item()
         theirs = [parameter.grad.clone() for parameter in twin.parameters()]
@@ -256,7 +269,7 @@ def same(work: Work) -> list[list[float]]:
     return found
 
 
-def inputs_of(rows: Any, part: Any, advantages: Any, padding: int) -> dict[str, Any]:
+def inputs_of(rows: Any, part: Any, advantages: Any, padding: int, device: str) -> dict[str, Any]:
     """Return some of our rows as TRL has them: prompts padded on the left, what follows on the right."""
     import torch
 
@@ -268,11 +281,12 @@ def inputs_of(rows: Any, part: Any, advantages: Any, padding: int) -> dict[str, 
     place = where.clamp(0, some.token_ids.shape[1] - 1)
     ids = some.token_ids.gather(1, place).masked_fill(~there, padding)
     sampled = (some.loss_mask.gather(1, place) & there).long()
-    return {
+    inputs = {
         "prompt_ids": ids[:, :before], "prompt_mask": there[:, :before].long(), "completion_ids": ids[:, before:],
         "completion_mask": there[:, before:].long(), "tool_mask": sampled[:, before:], "advantages": advantages[part],
         "num_items_in_batch": rows.loss_mask.sum(),
     }  # fmt: skip
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
 def measured(

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from agent_rl.algorithms import Rows, collate
 from agent_rl.algorithms.samples import Sample
 from agent_rl.backends.embedded import prompts
+from agent_rl.backends.embedded.fine_tuning import enable_checkpointing
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.prompts import cut_groups, is_exact, sharing
 from agent_rl.backends.embedded.scoring import score_rows, score_tokens
@@ -159,7 +160,7 @@ def test_models_that_read_prompts_otherwise_do_not_share() -> None:
     assert not is_exact(tiny("qwen3_moe"))
     assert not is_exact(MistralForCausalLM(MistralConfig(sliding_window=8, **SMALL)))
     model = llama()
-    model.activation_checkpointing_enable()
+    enable_checkpointing(model)
     assert not is_exact(model)
     model = llama()
     model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
