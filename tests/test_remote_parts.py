@@ -120,9 +120,9 @@ def test_random_generators_continue_on_the_other_side() -> None:
     here = rng(Stream.ENVIRONMENT, 2**62)
     here.integers(10, dtype=np.uint32)
     here.spawn(2)
-    frame = wire.Open(op="open", call=1, lease="x", env="e", env_args={}, task={}, rng=RngState.of(here))
+    frame = wire.Reset(op="reset", call=1, lease="x", task={}, rng=RngState.of(here))
     sent = wire.load_request(frames.dump(frame))
-    assert isinstance(sent, wire.Open)
+    assert isinstance(sent, wire.Reset)
     there = sent.rng.generator()
     assert here.integers(2**32, size=9).tolist() == there.integers(2**32, size=9).tolist()
     assert [g.random() for g in here.spawn(2)] == [g.random() for g in there.spawn(2)]
@@ -180,13 +180,9 @@ def test_server_scores_no_dialogue_whose_user_was_late() -> None:
         return await server.reply(talk, frames.dump(request))
 
     async def main() -> None:
-        about = {
-            "env": "remote-parts/talk-v0",
-            "env_args": {},
-            "task": {},
-            "rng": RngState.of(rng(Stream.ENVIRONMENT, 0)),
-        }
-        await ask(wire.Open(op="open", call=1, lease="a", **about))
+        await ask(wire.Open(op="open", call=1, lease="a", env="remote-parts/talk-v0", env_args={}))
+        start = RngState.of(rng(Stream.ENVIRONMENT, 0))
+        await ask(wire.Reset(op="reset", call=4, lease="a", task={}, rng=start))
         said = ar.Message("assistant", "hi")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ask(wire.Act(op="step", call=2, lease="a", action=said)), 0.01)

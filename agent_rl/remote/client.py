@@ -21,6 +21,7 @@ import numpy as np
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import JSON, Message, Step, Task
+from agent_rl.core.meter import wait_uncounted
 from agent_rl.errors import ConfigError, RemoteError
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.registry import EnvSpec, parse_id
@@ -87,14 +88,12 @@ class RemoteEnv(Env):
         return self._tools
 
     async def reset(self, task: Task, rng: np.random.Generator) -> Sequence[Message]:
-        """Take a lease, and begin the episode there."""
-        server = connection(self.server)
-        self._link = await server.link()
-        random, env = RngState.of(rng), self.described.id
-        opening = wire.Open(
-            op="open", call=next_call(), lease=self._lease, env=env, env_args=self._args, task=task, rng=random
-        )
-        reply = await self._ask(opening)
+        """Take a lease, whose wait for a place is not the environment's time, and begin the episode there."""
+        random, lease = RngState.of(rng), self._lease
+        self._link = await connection(self.server).link()
+        opening = wire.Open(op="open", call=next_call(), lease=lease, env=self.described.id, env_args=self._args)
+        await wait_uncounted(self._ask(opening))
+        reply = await self._ask(wire.Reset(op="reset", call=next_call(), lease=lease, task=task, rng=random))
         assert reply.opened is not None
         self._tools, self._state = reply.opened.tools, reply.state
         return reply.opened.observation

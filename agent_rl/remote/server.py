@@ -74,7 +74,10 @@ class Server(Host[EnvLease]):
             case wire.Tasks():
                 reply = Reply(call=request.call, tasks=await self._tasks(request))
             case wire.Open():
-                reply = await self._open(owner, request)
+                await self._open(owner, request)
+                reply = Reply(call=request.call)
+            case wire.Reset():
+                reply = await self._reset(owner, request)
             case wire.Act():
                 reply = await self._step(owner, request)
             case wire.Score():
@@ -127,13 +130,16 @@ class Server(Host[EnvLease]):
                 lambda: [source.get(asked.split, i) for i in range(asked.start, stop)], "agent_rl tasks"
             )
 
-    async def _open(self, owner: Owner[EnvLease], request: wire.Open) -> Reply:
+    async def _open(self, owner: Owner[EnvLease], request: wire.Open) -> None:
         spec = self._spec(request.env)
         lease = EnvLease(request.lease, owner, spec.budget.close_seconds, spec=spec)
         async with self.opening(lease, self.settings.wait):
-            lease.env = env = spec.make(**request.env_args)
-            rng = request.rng.generator()
-            opening = messages_of(await run(lease.spec, "reset", functools.partial(env.reset, request.task, rng)))
+            lease.env = spec.make(**request.env_args)
+
+    async def _reset(self, owner: Owner[EnvLease], request: wire.Reset) -> Reply:
+        with self._work(await owner.idle(request.lease)) as (lease, env):
+            reset = functools.partial(env.reset, request.task, request.rng.generator())
+            opening = messages_of(await run(lease.spec, "reset", reset))
             opened = wire.Opened(observation=opening, tools=env.tools)
             return Reply(call=request.call, opened=opened, state=await state_of(lease.spec, env))
 

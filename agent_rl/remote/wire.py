@@ -1,7 +1,7 @@
 """What a server of environments and its clients say to each other, in the frames of `agent_rl.serving`.
 
 The first request, `open`, takes a lease: one place in the server, with one
-instance of an environment; `step`, `score` and `play` use it, and `close` frees it.
+instance of an environment; `reset`, `step`, `score` and `play` use it, and `close` frees it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent_rl.seeds import RngState
 from agent_rl.serving import frames as serving
 from agent_rl.serving.frames import Cancel, Frame, load
 
-PATH = "/v2"
+PATH = "/v3"
 """Where the server takes connections; the number rises when frames change."""
 MAX_TASKS = 64
 """That one request may ask for."""
@@ -43,13 +43,20 @@ class Tasks(serving.Request):
 
 
 class Open(serving.Request):
-    """Take a lease, and reset an instance."""
+    """Take a lease, once a place is free, and make an instance."""
 
     op: Literal["open"]
     lease: str = Field(max_length=64)
     """The client's own name for it."""
     env: str
     env_args: dict[str, JSON]
+
+
+class Reset(serving.Request):
+    """Begin the episode."""
+
+    op: Literal["reset"]
+    lease: str
     task: Task
     rng: RngState
 
@@ -100,7 +107,7 @@ class Close(serving.Request):
 
 
 Request: TypeAlias = Annotated[
-    Describe | Tasks | Open | Act | Score | Compare | Play | Cancel | Close, Field(discriminator="op")
+    Describe | Tasks | Open | Reset | Act | Score | Compare | Play | Cancel | Close, Field(discriminator="op")
 ]
 
 
@@ -146,7 +153,7 @@ class Reply(serving.Reply):
     opened: Opened | None = None
     step: Step | None = None
     state: str | None = None
-    """What `state_hash` says after `open` or `step`."""
+    """What `state_hash` says after `reset` or `step`."""
     rewards: tuple[Reward, ...] | None = None
     judgements: tuple[Judgement, ...] = ()
     values: list[float | None] | None = None

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from agent_rl.core.meter import wait_uncounted
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, RemoteError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
@@ -163,7 +164,7 @@ class RemoteSandboxes:
             op="open", call=next_call(), lease=lease, owner=owner, limits=limits, lifetime=lifetime, wait=wait
         )
         try:
-            server.tell(await link.connection.run(link, opening))
+            server.tell(await wait_uncounted(link.connection.run(link, opening)))  # mostly for a place
         except BaseException:
             if link.lost:
                 server.rests_until = time.monotonic() + REST

@@ -251,6 +251,20 @@ def held(url: str, n: int) -> Iterator[subprocess.Popen[str]]:
             client.kill()
 
 
+def test_wait_for_a_place_is_not_the_environments_time() -> None:
+    with served("remote-tests/odd-v0", capacity=1, wait=PATIENCE) as url, held(url, 1) as holder:
+        job = replace(jobs(f"{url}/remote-tests/odd-v0", {"do": "nothing"})[0], budget=ar.Budget(seconds=1.0))
+
+        async def main() -> list[Episode]:
+            playing = asyncio.create_task(ar.run_jobs([job], ar.oracle()))
+            await asyncio.sleep(1.5)
+            holder.kill()
+            return await playing
+
+        (episode,) = asyncio.run(main())
+    assert (episode.error, episode.stop_reason) == (None, ar.StopReason.DONE)
+
+
 def test_places_of_killed_and_frozen_clients_come_back() -> None:
     """A stopped process keeps its connection half open, as a machine does that lost its network; each `close` exits."""
     before = Odd.closed

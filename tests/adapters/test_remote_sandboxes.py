@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import agent_rl as ar
+from agent_rl.core.meter import Meter, meter
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.sandboxes.base import ExecResult, Sandbox
 from agent_rl.sandboxes.local.backend import LocalSandboxes
@@ -178,6 +179,21 @@ def test_leases_end_in_any_order_of_cancelled_calls() -> None:
         asyncio.run(main(url))
         wait_for(lambda: health(url)["taken"] == health(url)["waiting"] == 0, "the places")
         assert all(fake.closed for fake in backend.opened)
+
+
+def test_wait_for_a_place_is_not_the_environments_time() -> None:
+    async def main(url: str) -> float:
+        sandboxes, running = RemoteSandboxes(url), Meter()
+        kept = await sandboxes.open()
+        meter.set(running)
+        opening = asyncio.create_task(sandboxes.open())
+        await asyncio.sleep(0.5)
+        await kept.close()
+        await (await opening).close()
+        return running.spent
+
+    with served(FakeSandboxes(), capacity=1) as url:
+        assert asyncio.run(main(url)) < -0.4
 
 
 def runs(marker: str) -> bool:
