@@ -37,9 +37,8 @@ from agent_rl.store.codec import dump_line
 _MOST_PAGES = 64
 
 
-@functools.cache
 def remote_spec(id: str) -> EnvSpec:
-    """Return the environment of an address, such as http://host:8000/shop-v0.
+    """Return the environment of an address, such as http://host:8000/shop-v0, as its server describes it now.
 
     Raises:
         ConfigError: if it is no such address, or the server wants another token.

@@ -22,6 +22,7 @@ import agent_rl as ar
 from agent_rl.concurrency import LoopThread
 from agent_rl.core.episode import Episode
 from agent_rl.gym.published import SERVED
+from agent_rl.gym.tasks import TaskSource
 from agent_rl.remote import wire
 from agent_rl.remote.client import connection
 from agent_rl.remote.server import serving
@@ -325,6 +326,20 @@ def serve_process(port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
             server.kill()
 
 
+def test_server_that_was_started_again_is_asked_again() -> None:
+    thread, port, found = LoopThread("server under test"), 0, []
+    for do, count in (("this", 3), ("that", 5)):
+        tasks = TaskSource({"train": [{"do": do}] * count})
+        context = serving([replace(ar.spec("remote-tests/odd-v0"), tasks=tasks)], ServerSettings(port=port))
+        url = thread.wait(context.__aenter__())
+        there = ar.spec(f"{url}/remote-tests/odd-v0").tasks
+        found.append((there.get("train", 0)["do"], there.size("train")))
+        thread.wait(context.__aexit__(None, None, None))
+        port = int(url.rpartition(":")[2])
+    thread.close()
+    assert found == [("this", 3), ("that", 5)]
+
+
 def test_dead_server_fails_episodes_and_a_new_one_plays() -> None:
     from agent_rl.policy import Scripted
 
@@ -338,8 +353,8 @@ def test_dead_server_fails_episodes_and_a_new_one_plays() -> None:
         (lost,) = ar.run(env, Scripted(script), n=1)
     assert (lost.outcome, lost.error.type, lost.reward) == (ar.Outcome.FAILED, "RemoteError", None)
     assert issubclass(ar.RemoteError, ar.InfrastructureError)
-    (unreachable,) = ar.run(env, n=1)
-    assert "agent-rl serve starts one" in unreachable.error.message
+    with pytest.raises(ar.RemoteError, match="agent-rl serve starts one"):
+        ar.run(env, n=1)
     with serve_process(int(env.split(":")[2].split("/")[0])) as (again, same):
         assert same == env
         assert [e.reward for e in ar.run(env, n=3)] == [1.1] * 3
