@@ -66,8 +66,6 @@ class DialogueEnv(ToolEnv):
     user: User
     dialogue: tuple[Message, ...] = ()
     """What the policy and the user have said to each other: what a snapshot has to keep, and rewards look at."""
-    asking: bool = False
-    """Whether the user has yet to answer; an episode whose time runs out on that has failed."""
 
     async def open_dialogue(self, system: str = "") -> tuple[Message, ...]:
         """Return the opening: the system message, if there is one, and what the user says first.

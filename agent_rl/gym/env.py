@@ -77,6 +77,9 @@ class Env:
     """Whether sync methods take long enough to keep others waiting (a simulator, `time.sleep`, a blocking HTTP client).
     Each call then runs in a worker thread while other episodes continue; one that the budget's seconds run out on
     continues in the background. Without it, all but `close` and rewards run on the event loop, one after the other."""
+    asking: bool = False
+    """Whether somebody else than the policy, as a dialogue's user, has yet to answer: an episode whose time runs out on
+    that has failed."""
     _calls_tools: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:

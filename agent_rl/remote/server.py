@@ -16,7 +16,6 @@ from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Step
 from agent_rl.errors import RemoteError, UnknownEnvError, UserError, did_you_mean
-from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.reward import as_reward
@@ -82,7 +81,7 @@ class Server(Host[EnvLease]):
                 reply = await self._step(owner, request)
             case wire.Score():
                 with self._work(await owner.idle(request.lease)) as (at, env):
-                    if isinstance(env, DialogueEnv) and env.asking:  # the client can't tell whom its time ran out on
+                    if env.asking:  # the client can't tell whom its time ran out on
                         raise UserError("the episode's time ran out while the simulated user was asked")
                     episode = replace(load_line(request.episode.encode()), env=at.spec.id)
                     judgements: list[Judgement] = []

@@ -22,7 +22,6 @@ from agent_rl.core.meter import Meter, meter
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError, PolicyError, RenderError
 from agent_rl.gym.budget import overdue
-from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, FullContextError, Policy, Reply, unread
 from agent_rl.rollout.closing import close_env
@@ -246,7 +245,7 @@ class EpisodeRun:
         except TimeoutError:
             if not clock.expired():  # the environment's own
                 raise
-            is_failure = is_opening or (isinstance(self.env, DialogueEnv) and self.env.asking)
+            is_failure = is_opening or (self.env is not None and self.env.asking)
             raise (overdue(stage, seconds) if is_failure else _OutOfTimeError) from None
         finally:
             self.meter.spent += time.perf_counter() - started
