@@ -12,7 +12,7 @@ from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.embedded.trainer import StepResult, Trainer
-from agent_rl.runs.metrics import read_metrics
+from agent_rl.runs.metrics import WALL, read_metrics
 from agent_rl.store.token_records import TOKEN_RECORDS
 from agent_rl.view.progress import Progress
 
@@ -44,7 +44,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def untimed(metrics: Mapping[str, T]) -> dict[str, T]:
     """Metrics without those that measure time, which no two runs share."""
-    return {name: value for name, value in metrics.items() if not name.startswith("perf/")}
+    return {name: value for name, value in metrics.items() if not name.startswith("perf/") and name != WALL}
 
 
 def metrics_of(folder: Path) -> list[dict[str, object]]:

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent_rl.runs import metrics
 from agent_rl.runs.metrics import MetricsFile, read_metrics, rewind_metrics
+from tests.runs import untimed
 
 
 def test_metrics_file_repairs_a_torn_tail(tmp_path: Path) -> None:
@@ -54,8 +56,19 @@ def test_metrics_file_writes_numpy_numbers(tmp_path: Path) -> None:
     with MetricsFile(tmp_path) as log:
         log.write("train", 1, {"a": np.int64(3), "b": np.float64("nan"), "c": float("inf"), "d": np.float32(0.5)})
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert row == {"kind": "train", "step": 1, "a": 3, "b": None, "c": None, "d": 0.5}
+    assert untimed(row) == {"kind": "train", "step": 1, "a": 3, "b": None, "c": None, "d": 0.5}
 
 
 def test_read_metrics_of_a_missing_file_is_empty(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_wall_time_of_a_resumed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for began, step in ((100.0, 1), (5000.0, 2)):
+        monkeypatch.setattr(metrics.time, "monotonic", lambda began=began: began)
+        log = MetricsFile(tmp_path)
+        monkeypatch.setattr(metrics.time, "monotonic", lambda began=began: began + 30)
+        log.write("train", step, {"loss": 0.5})
+        assert log.wall_s == 30 * step
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["wall_s"] for row in rows] == [30, 60] and rows.wall_s == 60

@@ -31,6 +31,8 @@ ALL_PARTS = {
     "negative_mask": {"name": "opsm", "delta": 0.1},
     "entropy": 0.001,
 }
+COMMON = {"kind", "step", "wall_s"}
+"""The fields of every row."""
 ON_STORED = {"name": "dpo", "advantage": "best-against-worst", "objective": "dpo", "aggregation": "token-sum"}
 
 
@@ -92,7 +94,7 @@ def test_judged_run_leaves_out_what_is_unjudged(judged: Path) -> None:
 
 @pytest.mark.sandbox
 def test_metrics_page_has_every_written_name(rows: list[dict[str, object]]) -> None:
-    written = {name for row in rows if row["kind"] == "train" for name in row} - {"kind", "step"}
+    written = {name for row in rows if row["kind"] == "train" for name in row} - COMMON
     assert len(written) > 80
     assert undocumented(written, EMBEDDED) == []
 
@@ -112,7 +114,7 @@ def test_metrics_page_has_the_fields_of_rows(rows: list[dict[str, object]]) -> N
         for kinds, cells in table.items()
         for kind in re.findall(r"`(\w+)`", kinds)
     }
-    found = {str(row["kind"]): row.keys() - {"kind", "step"} for row in rows if row["kind"] != "train"}
+    found = {str(row["kind"]): row.keys() - COMMON for row in rows if row["kind"] != "train"}
     assert found == fields
 
 

@@ -42,11 +42,11 @@ def verl_run(folder: Path) -> Path:
 
 def test_report_of_a_verl_run_has_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floors, "SECONDS", 600.0)
-    report = write_reports(verl_run(tmp_path), VERL, {"model": "/models/m"}, wall_s=12.0)
+    report = write_reports(verl_run(tmp_path), VERL, {"model": "/models/m"})
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["eval"] == {"n": 4, "before": 0.25, "after": 0.75} and "peak_rss_mib" not in summary
     low, high = summary["intervals"]["after"]
-    assert low < 0.75 < high and summary["wall_s"] == 12.0
+    assert low < 0.75 < high and summary["wall_s"] >= 0
     page = report.read_text()
     assert "25.0%" in page and "75.0%" in page and "<svg" in page and "/models/m" in page
     assert summary["floors"]["calculator-v0"]["oracle"]["success"] == 1
@@ -67,5 +67,5 @@ def test_report_shows_the_same_tasks_before_and_after(tmp_path: Path) -> None:
 def test_report_of_a_run_without_evaluations_is_written(tmp_path: Path) -> None:
     MetricsFile(tmp_path).close()
     EpisodeWriter(tmp_path).close()
-    assert write_reports(tmp_path, VERL, {}, wall_s=1.0).exists()
+    assert write_reports(tmp_path, VERL, {}).exists()
     assert json.loads((tmp_path / "summary.json").read_text())["eval"] == {"n": 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -25,6 +26,8 @@ Row: TypeAlias = dict[str, JSON]
 Number: TypeAlias = float | int | str | np.generic
 KEY = ("kind", "step", "split", "sampling")
 """The fields that tell one row from another."""
+WALL = "wall_s"
+"""The field of how many seconds the run had taken."""
 
 
 class Metrics(list[Row]):
@@ -33,6 +36,11 @@ class Metrics(list[Row]):
     def series(self, name: str) -> list[tuple[int, float]]:
         """Return a metric as (step, value), without the rows that lack it."""
         return [(int(str(row["step"])), float(str(row[name]))) for row in self if row.get(name) is not None]
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the run took up to its last row, in all of its processes; 0 of an older version's run."""
+        return max((float(str(row.get(WALL, 0.0))) for row in self), default=0.0)
 
     def _repr_html_(self) -> str:
         from agent_rl.view.notebook import show_rows
@@ -88,14 +96,21 @@ class MetricsFile:
     def __init__(self, folder: Path, writers: Writers | None = None) -> None:
         """Open the file, and heal it."""
         self._path = folder / METRICS
-        self._seen = {_key(row) for row in read_metrics(self._path)}
+        rows = read_metrics(self._path)
+        self._seen = {_key(row) for row in rows}
+        self._began = time.monotonic() - rows.wall_s
         with self._path.open("ab+") as file:
             heal(file.fileno(), self._path)
         self._writers = writers
 
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the run has taken: this process, and those before it up to their last row."""
+        return time.monotonic() - self._began
+
     def write(self, kind: str, step: int, values: Mapping[str, Number]) -> None:
         """Append a row, unless the file has it already. What is not finite becomes null."""
-        row: Row = {"kind": kind, "step": step}
+        row: Row = {"kind": kind, "step": step, WALL: round(self.wall_s, 1)}
         row |= {name: _plain(value) for name, value in values.items()}
         if _key(row) in self._seen:
             return

@@ -47,19 +47,18 @@ class Summary(TypedDict):
     """95 % Wilson intervals, by the names in `eval`."""
     demonstrations: dict[str, int]
     wall_s: float
-    """Seconds since the run was started or last resumed."""
+    """Seconds that the run took, those before it was resumed included, up to its last row of metrics."""
     peak_rss_mib: NotRequired[float]
     floors: NotRequired[dict[str, dict[str, JSON]]]
     """What the oracle and policies without skill score on the reported split, by environment."""
 
 
 def write_reports(
-    folder: Path, config: RunConfig, facts: Mapping[str, str], *, wall_s: float, peak_rss_mib: float | None = None
+    folder: Path, config: RunConfig, facts: Mapping[str, str], *, peak_rss_mib: float | None = None
 ) -> Path:
     """Write summary.json and report.html of a finished run, with a backend's own facts; return the latter's path.
 
-    `wall_s` is how long it took since it was started or last resumed, `peak_rss_mib` the most memory that it took, if
-    one process has it all.
+    `peak_rss_mib` is the most memory that it took, if one process has it all.
     """
     rows = read_metrics(folder / METRICS)
     demonstrations = next((row for row in rows if row["kind"] == "demonstrations"), {})
@@ -79,9 +78,9 @@ def write_reports(
         eval={"n": max((rate.n for rate in flat.values()), default=0)} | {k: rate.value for k, rate in flat.items()},
         intervals={key: rate.interval for key, rate in flat.items()},
         demonstrations={key: int(str(demonstrations.get(key, 0))) for key in ("n", "failed")},
-        wall_s=round(wall_s, 1),
+        wall_s=rows.wall_s,
     )
-    floors = _floors(config, wall_s)
+    floors = _floors(config, rows.wall_s)
     if floors:
         summary["floors"] = {env: of_env.table() for env, of_env in floors.items()}
     if peak_rss_mib is not None:
@@ -94,7 +93,7 @@ def write_reports(
     return write_report(
         folder / REPORT,
         title=f"{config.env_id}, {config.algorithm.name}, seed {config.seed}",
-        summary=large | {"seconds": f"{wall_s:.0f}"},
+        summary=large | {"seconds": f"{rows.wall_s:.0f}"},
         curve_svg=learning_curve(rows),
         narrow_curve_svg=learning_curve(rows, narrow=True),
         facts=[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -65,7 +64,6 @@ class LiveRun:
     records: TokenRecordWriter | None
     known: set[str]
     """The ids of the episodes that the run stored before it was killed."""
-    started: float
     resources: ExitStack
     """What ends with the run."""
     dev: str = ""
@@ -255,11 +253,10 @@ class LiveRun:
         if trainer.step:  # without a step, what was seen before is what there is
             self.evaluate(trainer, "after")
         self.episodes.flush()
-        wall = time.monotonic() - self.started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == "linux" else 1024) / 1024
-        report = write_reports(self.folder, self.config, self.facts(), wall_s=wall, peak_rss_mib=peak)
+        report = write_reports(self.folder, self.config, self.facts(), peak_rss_mib=peak)
         say = self.progress.say
-        say(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {report}")
+        say(f"\nDone in {self.metrics.wall_s:.0f} s, at most {peak:.0f} MiB. The report: {report}")
         best = best_evaluation(self.folder / BEST)
         if best is not None and best["step"] < trainer.step:
             say(escape(f"The weights that did best during training, {self.best()}, are in {self.folder / BEST}"))
@@ -305,7 +302,7 @@ def open_run(
     folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None
 ) -> Iterator[LiveRun]:
     """Open all that a run writes to, and what lasts as long as it does."""
-    started, known, stop = time.monotonic(), episode_ids(folder / EPISODES), stop or Stop(progress.say)
+    known, stop = episode_ids(folder / EPISODES), stop or Stop(progress.say)
     stop.hint = "nothing is lost; run the same command again"
     shown = config.model_dump(mode="json", by_alias=True)
     hf_logging.disable_progress_bar()
@@ -319,7 +316,7 @@ def open_run(
         watching(status_of(folder)),
         ExitStack() as resources,
     ):
-        yield LiveRun(folder, env, config, progress, stop, metrics, episodes, records, known, started, resources)
+        yield LiveRun(folder, env, config, progress, stop, metrics, episodes, records, known, resources)
 
 
 def _minutes(config: TrainConfig) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,7 +170,6 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
     (folder / FAULT).unlink(missing_ok=True)
     composed.trainer.val_before_train = step == 0  # the checkpoint was evaluated
     try:
-        started = time.monotonic()
         run_ppo(composed, task_runner_class=ray.remote(Runner))
     except RayError as error:  # its traceback is the driver's: what says more comes first
         if (fault := read_fault(folder)) is not None:
@@ -187,7 +185,7 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
         "training": f"{config.steps} steps of {rollout.groups} tasks x {rollout.samples} episodes on verl, "
         f"async.mode={config.asynchrony.mode}",
     }
-    write_reports(folder, config, facts, wall_s=time.monotonic() - started)
+    write_reports(folder, config, facts)
     return folder
 
 
