@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,23 @@ def test_intervals_resample_episodes_and_not_verdicts() -> None:
     report = agree(found, labels, rubric)  # twenty verdicts of an episode that are one: no more is known of the judge
     assert report.total.metrics["accuracy"] == report.criteria[0].metrics["accuracy"]
     assert report.total.metrics["accuracy"].high - report.total.metrics["accuracy"].low > 0.2
+
+
+def test_intervals_resample_tasks_and_not_their_samples() -> None:
+    word, other = ("no", "yes"), ("yes", "no")
+    tasks = {f"{task}-{sample}": f"t{task}" for task in range(6) for sample in range(8)}
+    once = [judged(f"{task}-0", RUBRIC, word[task % 2], "yes") for task in range(6)]
+    found = [replace(once[int(task[1:])], episode=id) for id, task in tasks.items()]
+    labels = [Label(id, "right", "yes") for id in tasks]
+    row = agree(found, labels, RUBRIC, tasks=tasks).criteria[0]
+    alone = agree(once, [Label(each.episode, "right", "yes") for each in once], RUBRIC).criteria[0]
+    assert (row.metrics["accuracy"], row.n) == (alone.metrics["accuracy"], 48)  # samples that are one say no more
+    second = [judged(id, RUBRIC, other[int(task[1:]) % 3 == 0], "yes") for id, task in tasks.items()]
+    apart = compare_judgements(found, second, tasks).score.difference
+    few = compare_judgements(once, [second[8 * task] for task in range(6)]).score.difference
+    assert (apart.low, apart.high) == pytest.approx((few.low, few.high))
+    single = agree(found, labels, RUBRIC, tasks=dict.fromkeys(tasks, "t")).criteria[0].metrics["accuracy"]
+    assert single.value == 0.5 and math.isnan(single.low) and str(single) == "0.500"
 
 
 def test_agreement_reports_unscored_verdicts_beside() -> None:

@@ -147,7 +147,8 @@ def apply(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Print how two judgements of the same episodes differ."""
-    found = compare_judgements(load_judged(arguments.first).judgements, load_judged(arguments.second).judgements)
+    first, second = load_judged(arguments.first), load_judged(arguments.second)
+    found = compare_judgements(first.judgements, second.judgements, first.tasks)
     if arguments.json:
         print(dump_results(asdict(found)), end="")
     else:
@@ -164,7 +165,7 @@ def agree_with(arguments: argparse.Namespace) -> int:
     families = None
     if not any(label.family for label in labels) and _has_episodes(judged, arguments.episodes):
         families = families_of(read_episodes(episodes_of(judged, arguments.episodes)))
-    found = agree(judged.judgements, labels, judged.header.rubric, families)
+    found = agree(judged.judgements, labels, judged.header.rubric, families, judged.tasks)
     if arguments.json:
         print(dump_results(asdict(found)), end="")
     else:

@@ -1,6 +1,7 @@
-"""Agreement of a judge with labels, per criterion and overall, with intervals by resampling episodes.
+"""Agreement of a judge with labels, per criterion and overall, with intervals by resampling tasks.
 
-The verdicts of one episode share its text, so that they are no independent draws: whole episodes are resampled.
+The verdicts of one episode share its text, and episodes share their task, so that they are no independent draws: whole
+tasks are resampled.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def agree(
     labels: Sequence[Label],
     rubric: Rubric,
     families: Mapping[str, str] | None = None,
+    tasks: Mapping[str, str] | None = None,
 ) -> AgreementReport:
     """Compare a judge with labels; several raters' label is the one that most of them gave.
 
@@ -91,6 +93,7 @@ def agree(
         labels: as `read_labels` returns them.
         rubric: whose criteria were judged.
         families: of the models that wrote the episodes, by episode id; the labels' own if left out.
+        tasks: of the episodes, by episode id; each has its own if left out.
 
     Raises:
         ConfigError: if an episode is judged twice, a label is no choice of its criterion, or no label is of a verdict.
@@ -112,13 +115,13 @@ def agree(
         of_unit[label.criterion, label.episode].append(label)
     tables = [_tabulate(criterion, judged, of_unit, families) for criterion in rubric.criteria]
     tables = [table for table in tables if table.is_labelled]
-    total = _total(tables)
+    total, drawn_with = _total(tables), None if tasks is None else [tasks[episode] for episode in judged]
     first = next(iter(judged.values()))
     return AgreementReport(
         first.judge,
         first.rubric,
-        total.agreement(),
-        tuple(table.agreement() for table in tables),
+        total.agreement(drawn_with),
+        tuple(table.agreement(drawn_with) for table in tables),
         tuple(sorted({label.rater for label in known})),
         dict(strange_episodes),
         dict(strange_criteria),
@@ -186,10 +189,10 @@ class _Tables:
             rater_pairs=folded[2],
         )
 
-    def agreement(self) -> Agreement:
-        """Return all numbers, with their intervals."""
+    def agreement(self, tasks: Sequence[str] | None) -> Agreement:
+        """Return all numbers, with their intervals; `tasks` are the episodes', None if each has its own."""
         confusion, pairs, rater_pairs, passes, errors = co.resample(
-            [self.confusion, self.pairs, self.rater_pairs, self.passes, self.errors]
+            [self.confusion, self.pairs, self.rater_pairs, self.passes, self.errors], tasks
         )
         drawn = {name: metric(confusion) for name, metric in _TABLE_METRICS.items()}
         drawn["alpha"], drawn["rater_alpha"] = co.krippendorff_alpha(pairs), co.krippendorff_alpha(rater_pairs)
@@ -276,7 +279,7 @@ def _corrected(observed: Array, tpr: Array, tnr: Array) -> Estimate:
     """Return the corrected pass rate; resampled labels that put the judge at chance leave it anywhere in 0 to 1."""
     above_chance = np.where(tpr + tnr > 1, tpr + tnr - 1, np.nan)
     rates = np.clip((observed + tnr - 1) / above_chance, 0, 1)
-    if np.isnan(rates[0]):
+    if np.isnan(rates[0]) or len(rates) == 1:
         return Estimate(math.nan, math.nan, math.nan)
     low, high = (np.quantile(np.nan_to_num(rates[1:], nan=end), q) for end, q in ((0.0, 0.025), (1.0, 0.975)))
     return Estimate(float(rates[0]), float(low), float(high))

@@ -1,7 +1,7 @@
-"""Coefficients of agreement and rank, over tables of counts: a bootstrap adds up the tables of resampled episodes.
+"""Coefficients of agreement and rank, over tables of counts: a bootstrap adds up the tables of resampled tasks.
 
 A confusion table is (..., K, K): how often the reference gave choice i (row) where the judge gave choice j (column). A
-coincidence table is Krippendorff's. Leading axes are resampled sets of episodes; what is not defined is NaN.
+coincidence table is Krippendorff's. Leading axes are resampled sets of tasks; what is not defined is NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 Level: TypeAlias = Literal["nominal", "ordinal", "interval"]
 
 DRAWS, AT_ONCE = 2_000, 100
-"""Resampled sets of episodes; how many are held at once."""
+"""Resampled sets of tasks; how many are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,9 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        return "unknown" if np.isnan(self.value) else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        if np.isnan(self.value):
+            return "unknown"
+        return f"{self.value:.3f}" + ("" if np.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]")
 
 
 def estimate(value: float | Array, draws: Array) -> Estimate:
@@ -42,14 +44,20 @@ def estimate(value: float | Array, draws: Array) -> Estimate:
     return Estimate(float(value), float(low), float(high))
 
 
-def resample(tables: Sequence[Array]) -> list[Array]:
+def resample(tables: Sequence[Array], tasks: Sequence[str] | None = None) -> list[Array]:
     """Return each table summed over episodes, (1 + DRAWS, ...): all of them first, then sets drawn with replacement.
+
+    A set is of whole tasks: episodes of one are no independent draws. Of a single task there are no sets, (1, ...).
 
     Args:
         tables: each (E, ...), of the same E episodes; all are given the same draws.
+        tasks: the task of each; None if each has its own.
     """
-    n = len(tables[0])
-    flat = np.concatenate([np.reshape(table, (n, -1)) for table in tables], axis=1)
+    episodes = len(tables[0])
+    numbers: dict[object, int] = {}
+    of_task = [numbers.setdefault(task, len(numbers)) for task in (range(episodes) if tasks is None else tasks)]
+    flat = np.zeros((n := len(numbers), sum(table[0].size for table in tables)))
+    np.add.at(flat, of_task, np.concatenate([np.reshape(table, (episodes, -1)) for table in tables], axis=1))
     summed = np.concatenate([flat.sum(axis=0, keepdims=True), *(weights @ flat for weights in _weights(n))])
     ends = np.cumsum([int(np.prod(table.shape[1:])) for table in tables])
     parts = np.split(summed, ends[:-1], axis=1)
@@ -57,9 +65,9 @@ def resample(tables: Sequence[Array]) -> list[Array]:
 
 
 def _weights(n: int) -> Iterator[Array]:
-    """Yield how often each episode is drawn, AT_ONCE sets at a time."""
+    """Yield how often each task is drawn, AT_ONCE sets at a time."""
     generator = rng(Stream.COMPARISON, 2)
-    for _ in range(DRAWS // AT_ONCE if n else 0):
+    for _ in range(DRAWS // AT_ONCE if n > 1 else 0):
         drawn = generator.integers(n, size=(AT_ONCE, n))
         yield np.stack([np.bincount(row, minlength=n) for row in drawn]).astype(np.float64)
 

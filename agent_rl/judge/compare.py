@@ -49,7 +49,7 @@ class ComparedValues:
     rank_correlation: float
     """Spearman's."""
     difference: Estimate
-    """Second less first, with a paired interval by resampling episodes."""
+    """Second less first, with a paired interval by resampling tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,15 @@ class JudgementComparison:
     largest_verdicts: tuple[Difference, ...]
 
 
-def compare_judgements(first: Iterable[Judgement], second: Iterable[Judgement]) -> JudgementComparison:
+def compare_judgements(
+    first: Iterable[Judgement], second: Iterable[Judgement], tasks: Mapping[str, str] | None = None
+) -> JudgementComparison:
     """Compare two sets of judgements by episode and by criterion id.
+
+    Args:
+        first: one an episode.
+        second: those that they are compared with.
+        tasks: of the episodes, by episode id, which intervals draw whole; each has its own if left out.
 
     Raises:
         ConfigError: if they have no episode in common, or an episode is judged twice in one of them.
@@ -98,15 +105,18 @@ def compare_judgements(first: Iterable[Judgement], second: Iterable[Judgement]) 
         len(both),
         len(a) - len(both),
         len(b) - len(both),
-        _compared("score", scores),
-        tuple(_compared(name, values, apart[name], with_kappa=True) for name, values in applied.items()),
+        _compared("score", scores, tasks),
+        tuple(_compared(name, values, tasks, apart[name], with_kappa=True) for name, values in applied.items()),
         _largest({"": scores}),
         _largest(applied),
     )
 
 
-def _compared(name: str, values: Sequence[_Pair], apart: int = 0, *, with_kappa: bool = False) -> ComparedValues:
+def _compared(
+    name: str, values: Sequence[_Pair], tasks: Mapping[str, str] | None, apart: int = 0, *, with_kappa: bool = False
+) -> ComparedValues:
     known = [(x, y) for _, x, y in values if x is not None and y is not None]
+    of = [id for id, x, y in values if x is not None and y is not None]
     unscored = [sum(pair[side] is None for pair in values) for side in (1, 2)]
     if not known:
         unknown = Estimate(np.nan, np.nan, np.nan)
@@ -117,7 +127,7 @@ def _compared(name: str, values: Sequence[_Pair], apart: int = 0, *, with_kappa:
         menu, numbers = np.unique(np.concatenate([xs, ys]), return_inverse=True)
         one, other = np.split(numbers, 2)
         weighted = float(kappa(confusion(one.tolist(), other.tolist(), len(menu)), menu))
-    sums, n = resample([ys - xs, np.ones(len(xs))])
+    sums, n = resample([ys - xs, np.ones(len(xs))], of if tasks is None else [tasks[id] for id in of])
     return ComparedValues(
         name,
         len(known),

@@ -76,6 +76,11 @@ class JudgedEpisode:
     task: str = ""
     """The task's `task_key`; empty in files of earlier versions."""
 
+    @property
+    def drawn_with(self) -> str:
+        """What it has in common with the other episodes of its task, which intervals draw together."""
+        return self.task or self.group or self.judgement.episode
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -92,6 +97,11 @@ class Judged:
     def judgements(self) -> tuple[Judgement, ...]:
         """One an episode."""
         return tuple(each.judgement for each in self.episodes)
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """The task of each episode, by the episode's id."""
+        return {each.judgement.episode: each.drawn_with for each in self.episodes}
 
     @property
     def usage(self) -> tuple[Usage, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agent_rl.core.judgement import Verdict
 from agent_rl.judge.coefficients import Estimate
-from agent_rl.judge.judged import Judged, JudgedEpisode
+from agent_rl.judge.judged import Judged
 from agent_rl.judge.rubric import Criterion
 from agent_rl.rollout.comparison import mean_interval
 from agent_rl.rollout.evaluation import Rate
@@ -73,9 +73,9 @@ def summarise_judged(judged: Judged, prices: Prices | None = None) -> JudgedSumm
             weights[criterion.id] = criterion.weight
         for verdict in each.judgement.verdicts:
             if (weight := weights.get(verdict.criterion)) is not None:
-                verdicts[verdict.criterion, weight].append((_task_of(each), verdict))
+                verdicts[verdict.criterion, weight].append((each.drawn_with, verdict))
     unscored = [j for j in judged.judgements if j.score is None]
-    scores = ((_task_of(each), each.judgement.score) for each in judged.episodes)
+    scores = ((each.drawn_with, each.judgement.score) for each in judged.episodes)
     header = judged.header
     return JudgedSummary(
         judge=header.judge,
@@ -102,10 +102,6 @@ def _of_criterion(criterion: Criterion, verdicts: list[tuple[str, Verdict]]) -> 
         sum(not v.is_applicable for _, v in verdicts),
         dict(Counter(str(v.error) for _, v in verdicts if v.error is not None)),
     )
-
-
-def _task_of(judged: JudgedEpisode) -> str:
-    return judged.task or judged.group or judged.judgement.episode
 
 
 def _mean(values: Iterable[tuple[str, float | None]]) -> Estimate:
