@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
-import numpy as np
 import pytest
 
 import agent_rl as ar
@@ -28,83 +25,8 @@ from agent_rl.remote.client import connection
 from agent_rl.remote.server import serving
 from agent_rl.serving.frames import TOKEN
 from agent_rl.serving.host import ServerSettings
+from tests.adapters.env_servers import PATIENCE, PICTURE, jobs, served
 from tests.adapters.sandbox_servers import health, wait_for
-
-PATIENCE = 60.0
-PICTURE = ar.Image.of(np.zeros((2, 3), np.uint8))
-CALL = ar.Message("assistant", tool_calls=(ar.ToolCall("call_0", "act", {"text": "x"}),))
-
-
-@ar.register("remote-tests/odd-v0", tasks={"train": [{"do": "nothing"}], "eval": [{"do": "nothing"}]})
-class Odd(ar.ToolEnv):
-    """Does what its task says."""
-
-    closed = 0
-    gate = threading.Event()
-
-    def __init__(self, name: str = "", size: int = 1) -> None:
-        self.name, self.size, self.do = name, size, ""
-
-    def reset(self, task, rng):
-        self.do = task["do"]
-        self.act_out("reset")
-        return f"{self.name}{self.size}{rng.integers(2**40)}{[g.random() for g in rng.spawn(2)]}"
-
-    def act_out(self, where: str) -> None:
-        if self.do == f"raise in {where}":
-            raise ValueError(f"broken in {where}")
-        if self.do == f"lose in {where}":
-            raise ar.SandboxError("the sandbox is gone")
-        if self.do == f"exit in {where}":
-            raise SystemExit(3)
-
-    @ar.tool
-    async def act(self, text: str) -> str:
-        """Say a text again.
-
-        Args:
-            text: what to say.
-        """
-        if self.do == "wait":
-            await asyncio.sleep(600)
-        return text
-
-    def on_answer(self, action):
-        self.act_out("step")
-        if self.do == "show":
-            return ar.Step((ar.Message("user", parts=["look", PICTURE]),), terminated=True)
-        return ar.Step((ar.Message("user", action.content),), terminated=True)
-
-    @ar.reward
-    def scored(self, episode):
-        self.act_out("score")
-        return None if self.do == "not scored" else len(episode.messages) / 3
-
-    @ar.group_reward(weight=0.5)
-    def rank(self, group) -> list[float]:
-        return [float(i) for i, _ in enumerate(group.episodes)]
-
-    def close(self) -> None:
-        type(self).closed += 1
-        if self.do == "hang in close":
-            self.gate.wait(PATIENCE)
-        self.act_out("close")
-
-    def oracle(self):
-        yield CALL
-        yield "done"
-
-
-@contextmanager
-def served(*envs: str, **settings: object) -> Iterator[str]:
-    thread = LoopThread("server under test")
-    context = serving([ar.spec(env) for env in envs], ServerSettings(port=0, **settings))
-    url = thread.wait(context.__aenter__())
-    try:
-        yield url
-    finally:
-        thread.wait(context.__aexit__(None, None, None))
-        thread.close()
 
 
 def content(episode: Episode) -> Episode:
@@ -130,14 +52,6 @@ def test_remote_images_arrive_whole(url: str) -> None:
     ids = "remote-tests/odd-v0", f"{url}/remote-tests/odd-v0"
     here, there = (asyncio.run(ar.run_jobs(jobs(id, {"do": "show"}), ar.oracle())) for id in ids)
     assert list(map(content, here)) == list(map(content, there)) and there[0].messages[-1].images == (PICTURE,)
-
-
-def jobs(id: str, *tasks: ar.Task, samples: int = 1, **env_args: ar.JSON) -> list[ar.Job]:
-    return [
-        ar.Job(ar.spec(id), task, 5 + i, group_id=str(task), env_args=env_args)
-        for task in tasks
-        for i in range(samples)
-    ]
 
 
 @pytest.mark.filterwarnings("ignore:.*close.. failed")
@@ -215,104 +129,11 @@ def test_surrogates_and_floats_survive_the_wire(url: str) -> None:
     assert (episode.error, episode.final_text, episode.task["do"]) == (None, text, text)
 
 
-def test_full_server_makes_wait_then_refuses() -> None:
-    with served("remote-tests/odd-v0", capacity=2, wait=PATIENCE) as url:
-        episodes = ar.run(f"{url}/remote-tests/odd-v0", n=1, samples=9)
-        assert [e.outcome for e in episodes] == [ar.Outcome.TERMINATED] * 9
-        assert health(url)["opened"] == 9
-    with served("remote-tests/odd-v0", capacity=1, wait=0.05) as url, held(url, 1):
-        (episode,) = ar.run(f"{url}/remote-tests/odd-v0", n=1)
-        assert (episode.error.type, episode.reward) == ("RemoteError", None)
-        assert "the server is full: all 1 places" in episode.error.message
-
-
-HOLDER = """
-import asyncio, sys
-import agent_rl as ar
-from agent_rl.seeds import Stream, rng
-async def main(env, n):
-    held = [ar.make(env) for _ in range(n)]
-    for i, world in enumerate(held):
-        await world.reset({"do": "exit in close"}, rng(Stream.ENVIRONMENT, i))
-    print("held", flush=True)
-    await asyncio.sleep(600)
-asyncio.run(main(sys.argv[1], int(sys.argv[2])))
-"""
-
-
-@contextmanager
-def held(url: str, n: int) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds places and does nothing with them."""
-    words = [sys.executable, "-c", HOLDER, f"{url}/remote-tests/odd-v0", str(n)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as client:
-        try:
-            assert client.stdout is not None and client.stdout.readline() == "held\n"
-            yield client
-        finally:
-            client.kill()
-
-
-def test_wait_for_a_place_is_not_the_environments_time() -> None:
-    with served("remote-tests/odd-v0", capacity=1, wait=PATIENCE) as url, held(url, 1) as holder:
-        job = replace(jobs(f"{url}/remote-tests/odd-v0", {"do": "nothing"})[0], budget=ar.Budget(seconds=1.0))
-
-        async def main() -> list[Episode]:
-            playing = asyncio.create_task(ar.run_jobs([job], ar.oracle()))
-            await asyncio.sleep(1.5)
-            holder.kill()
-            return await playing
-
-        (episode,) = asyncio.run(main())
-    assert (episode.error, episode.stop_reason) == (None, ar.StopReason.DONE)
-
-
-def test_places_of_killed_and_frozen_clients_come_back() -> None:
-    """A stopped process keeps its connection half open, as a machine does that lost its network; each `close` exits."""
-    before = Odd.closed
-    with served("remote-tests/odd-v0", capacity=8, wait=PATIENCE, ping=1.0) as url:
-        for number in (signal.SIGKILL, signal.SIGSTOP):
-            with held(url, 8) as client:
-                assert (health(url)["taken"], health(url)["clients"]) == (8, 1)
-                os.kill(client.pid, number)
-                wait_for(lambda: health(url)["taken"] == 0, f"places after {number.name}")
-        counts = health(url)
-    assert (counts["lost"], counts["clients"], Odd.closed - before) == (16, 0, 17)  # and one to list the tools
-
-
-def test_unused_leases_run_out() -> None:
-    with served("remote-tests/odd-v0", capacity=2, ttl=0.2) as url:
-
-        async def idle() -> None:
-            env = ar.make(f"{url}/remote-tests/odd-v0")
-            await env.reset({"do": "nothing"}, ar.seeds.rng(ar.seeds.Stream.WORLD, 1))
-            while health(url)["taken"]:
-                await asyncio.sleep(0.05)
-            with pytest.raises(ar.RemoteError, match="the lease is gone: it ran out"):
-                await env.step(ar.Message("assistant", "late"))
-            await env.close()
-
-        asyncio.run(asyncio.wait_for(idle(), PATIENCE))
-        assert health(url)["expired"] == 1
-
-
 def test_cut_steps_free_their_place(url: str) -> None:
     job = replace(jobs(f"{url}/remote-tests/odd-v0", {"do": "wait"})[0], budget=ar.Budget(seconds=1.0))
     (episode,) = asyncio.run(ar.run_jobs([job], ar.oracle()))
     assert episode.stop_reason is ar.StopReason.SECONDS
     wait_for(lambda: health(url)["taken"] == 0, "the place of a cut step")
-
-
-def test_hanging_close_frees_its_place_in_time() -> None:
-    spec = replace(ar.spec("remote-tests/odd-v0"), budget=ar.Budget(close_seconds=0.1))
-    thread = LoopThread("server under test")
-    context = serving([spec], ServerSettings(port=0, capacity=1))
-    url = thread.wait(context.__aenter__())
-    with pytest.warns(RuntimeWarning, match="close took more than"):
-        asyncio.run(ar.run_jobs(jobs(f"{url}/remote-tests/odd-v0", {"do": "hang in close"}), ar.oracle()))
-    assert health(url)["taken"] == 0
-    Odd.gate.set()
-    thread.wait(context.__aexit__(None, None, None))
-    thread.close()
 
 
 @contextmanager
