@@ -197,6 +197,22 @@ def test_load_file_separates_files_of_one_name(tmp_path):
     assert spec("a").cls.__module__ != spec("b").cls.__module__
 
 
+def test_load_file_refuses_the_neighbour_of_another_file(tmp_path):
+    for name in "ab":
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "envs.py").write_text(f"import json, near_in_{name}\n\ndef late():\n    import shared_helper")
+        (folder / "other.py").write_text("def late():\n    import shared_helper")
+        (folder / f"near_in_{name}.py").write_text("from shared_helper import late")
+        (folder / "shared_helper.py").write_text("late = 1")
+    load_file(tmp_path / "a" / "other.py")  # which has not imported it yet
+    for file, at in (("other.py", "other.py"), ("envs.py", "near_in_b.py|envs.py")):
+        found = rf"b/({at}) imports 'shared_helper', .*b/shared_helper.py, but .* is .*a/shared_helper.py already"
+        with pytest.raises(ConfigError, match=found):
+            load_file(tmp_path / "b" / file)
+    load_file(tmp_path / "a" / "envs.py").late()
+
+
 def test_load_file_refuses_unloadable_files(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     for name in ("gone.py", "notes.txt", "."):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -56,6 +57,8 @@ REMOTE = "agent_rl.remote.client"
 """The module that plays the environments of a server, whose ids are addresses."""
 
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)
+_folders: set[Path] = set()
+"""Of the users' files that were loaded."""
 _specs: Registry[EnvSpec] = Registry("environment", builtin=BUILTIN)
 for _id in BUILTIN:
     publish(_id)
@@ -228,11 +231,14 @@ def load_file(path: str | Path) -> ModuleType:
     The file's folder joins the end of `sys.path`, so that it can import what lies beside it.
 
     Raises:
-        ConfigError: if there is no such Python file.
+        ConfigError: if there is no such Python file, or what it would import from beside it is another file's module of
+            that name, from another folder.
     """
     file = Path(path).resolve()
     if file.suffix != ".py" or not file.is_file():
         raise ConfigError(f"{path} is no Python file; give the .py file that registers your environments")
+    _require_own_modules(file, set())
+    _folders.add(file.parent)
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     # a name of its own: two users' envs.py, or one called like an installed package, must not meet in sys.modules
@@ -248,6 +254,36 @@ def load_file(path: str | Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _require_own_modules(file: Path, seen: set[Path]) -> None:
+    """Refuse a file that would import another folder's module in the place of one of that name beside it.
+
+    A module has one name in a process, and classes are found by it again: there can't be two.
+    """
+    seen.add(file)
+    for name in _imported_names(file):
+        places = (file.with_name(f"{name}.py"), file.parent / name / "__init__.py")
+        own = next((place.resolve() for place in places if place.is_file()), None)
+        if own is None or own in seen:
+            continue
+        found = importlib.util.find_spec(name)
+        taken = Path(found.origin or "").resolve() if found is not None else own
+        if taken != own and _folders & {*taken.parents[:2]}:
+            raise ConfigError(f"{file} imports '{name}', {own}, but by that name there is {taken} already: rename one")
+        if own.name != "__init__.py":
+            _require_own_modules(own, seen)
+
+
+def _imported_names(file: Path) -> set[str]:
+    """Return the modules that a file imports, by the first part of their names; none of one that can't be read."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (OSError, SyntaxError, ValueError):  # importing it says why
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names}
 
 
 @functools.cache
