@@ -19,7 +19,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.log import CallLog
-from agent_rl.judge.run import CALLS, RUBRICS, check_judges, judge_of_worker, read_rubrics, share_of_worker
+from agent_rl.judge.run import CALLS, RUBRICS, check_judges, judge_of_worker, read_rubrics, run_judge
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.rollout import RolloutSettings, floors_of, start_rollout
 from agent_rl.store.episodes import read_episodes
@@ -67,15 +67,19 @@ def test_rollout_is_judged_logged_and_counted(judge, tmp_path: Path, capsys: pyt
 
 def test_judge_that_nothing_asks_is_refused(tmp_path: Path):
     model, prices = JudgeConfig(model="m"), JudgeConfig(prices=str(tmp_path / "prices.yaml"))
+    few = JudgeConfig(concurrency=2)
     for judge, env, why in (
         (model, "calculator-v0", "model=m changes nothing: calculator-v0 has no @ar.judge"),
         (model, "research-v0", "model=m changes nothing: the judges of research-v0 need no model"),
         (prices, "calculator-v0", "prices.yaml changes nothing: calculator-v0 has no @ar.judge"),
+        (few, "calculator-v0", "judge.concurrency=2 changes nothing: calculator-v0 has no @ar.judge"),
+        (few, "research-v0", "concurrency=2 changes nothing: the judges of research-v0 need no model"),
     ):
         with pytest.raises(ConfigError, match=why):
             start_rollout(RolloutSettings(env=env, out=str(tmp_path / "b"), judge=judge), Progress())
     check_judges(prices, spec("research-v0"))
-    check_judges(share_of_worker(JudgeConfig(), 2), spec("calculator-v0"))
+    with run_judge(JudgeConfig(), spec("calculator-v0"), tmp_path, workers=2):
+        pass
 
 
 def test_run_without_its_judge_is_refused_before(tmp_path: Path):

@@ -30,24 +30,26 @@ def check_judges(config: JudgeConfig, env: EnvSpec) -> None:
     with use_judge(_model_of(config)):
         require_judges(env)
     given = judge_rewards(env)
-    settings = config.model_dump(exclude={"concurrency"}, exclude_defaults=True)  # several processes share it
-    if config.evolve or not settings or any(own.may_ask_run for _, own in given):
+    of_named = {"prices"} if given and config.model is None else None  # of judges that the environment names
+    settings = config.model_dump(exclude=of_named, exclude_defaults=True)
+    if config.evolve or not settings or (config.model is not None and any(own.may_ask_run for _, own in given)):
         return
-    if given and config.model is None:
-        return  # prices, of judges that the environment names
     why = f"the judges of {env.id} need no model, or name their own" if given else f"{env.id} has no @ar.judge"
     name, value = next(iter(settings.items()))
     raise ConfigError(f"judge.{name}={value} changes nothing: {why}; leave it out")
 
 
 @contextmanager
-def run_judge(config: JudgeConfig, env: EnvSpec, folder: Path, *, evolves: bool = False) -> Iterator[None]:
+def run_judge(
+    config: JudgeConfig, env: EnvSpec, folder: Path, *, workers: int = 1, evolves: bool = False
+) -> Iterator[None]:
     """Let the judge of a run's settings score the episodes that are run meanwhile.
 
     Args:
         config: the settings.
         env: the run's environment; without judges, nothing is written.
         folder: of the run, for the rubrics of all tasks and for the calls.
+        workers: how many processes of the run judge; this one takes its share of what is limited.
         evolves: whether rubrics may evolve: whether something learns from the groups, see `evolving_judge`.
 
     Raises:
@@ -62,7 +64,7 @@ def run_judge(config: JudgeConfig, env: EnvSpec, folder: Path, *, evolves: bool 
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    judge = _model_of(config, folder / CALLS)
+    judge = judge_of_worker(config, folder / CALLS, workers)
     save_rubrics([own.rubric for _, own in given if own.rubric is not None], folder / RUBRICS)
     try:
         with use_judge(judge):

@@ -29,7 +29,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.embedded.threads import threads_restored
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.judge.run import run_judge, share_of_worker
+from agent_rl.judge.run import run_judge
 from agent_rl.rollout import summarise
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.rollout.watch import watching
@@ -311,7 +311,7 @@ def open_run(
         EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,  # first, as it locks the run
         MetricsFile(folder, Writers(config.report_to, folder, shown, progress.say)) as metrics,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
-        run_judge(share_of_worker(config.judge, config.processes), env, folder, evolves=True),
+        run_judge(config.judge, env, folder, workers=config.processes, evolves=True),
         stop.on_signals(),
         watching(status_of(folder)),
         ExitStack() as resources,
