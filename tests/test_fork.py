@@ -138,6 +138,10 @@ def test_fork_command_stores_a_group(stored: Path, tmp_path: Path, capsys: pytes
     assert all(c.messages[:3] == parent.messages[:3] for c in children)
     assert fork(stored, "--at-turn", "1", "policy=oracle", f"out={out}") == 0, "behind those that are there"
     assert f"forked from  {parent.id} at turn 1" in capsys.readouterr().out and len(list(read_episodes(out))) == 4
+    assert fork(stored, "--at-turn", "1", "policy=random", "n=2", f"out={out}") == 0
+    drawn = fork_jobs(SPEC, parent, 1, n=6)
+    assert sorted(c.origin.sample for c in read_episodes(out)) == [0, 1, 2, 3, 4, 5], "each with a seed of its own"
+    assert drawn[4:] == fork_jobs(SPEC, parent, 1, n=2, first=4) and len({job.branch.seed for job in drawn}) == 6
 
 
 def test_fork_command_continues_with_a_served_model(

@@ -125,6 +125,7 @@ def fork_jobs(
     at_turn: int,
     *,
     n: int = 1,
+    first: int = 0,
     seed: int = 0,
     budget: Budget | None = None,
 ) -> list[Job]:
@@ -138,33 +139,36 @@ def fork_jobs(
         episode: as it was stored.
         at_turn: the first turn to be played again, counted from 0; the number of its turns, if a budget ended it.
         n: how many samples.
+        first: the number of the first, in a group that has others already.
         seed: of what the policy samples.
         budget: instead of the environment's own.
 
     Raises:
         ConfigError: if there is no such turn, or the budget leaves none.
     """
-    branches = [
-        ReplayedBranch(episode, at_turn, episode_seed(seed, {"fork": episode.id, "turn": at_turn}, sample))
-        for sample in range(n)
-    ]
+    seeds = {i: episode_seed(seed, {"fork": episode.id, "turn": at_turn}, i) for i in range(first, first + n)}
+    branches = {sample: ReplayedBranch(episode, at_turn, of_sample) for sample, of_sample in seeds.items()}
     limit = (budget or spec.budget).turns
     if limit is not None and at_turn >= limit:
         raise ConfigError(f"budget.turns={limit} leaves no turn after the {at_turn} before the fork: raise it")
-    group = f"{episode.id}-turn{at_turn}" + (f"-seed{seed}" if seed else "")
     return [
         Job(
             spec,
             episode.task,
             episode.seed,
-            group,
+            fork_group(episode, at_turn, seed),
             budget,
             episode.env_args,
             origin=Origin("rollout", episode.origin.split, sample=sample),
             branch=branch,
         )
-        for sample, branch in enumerate(branches)
+        for sample, branch in branches.items()
     ]
+
+
+def fork_group(episode: Episode, at_turn: int, seed: int = 0) -> str:
+    """Return the id of the group that continues an episode from a turn."""
+    return f"{episode.id}-turn{at_turn}" + (f"-seed{seed}" if seed else "")
 
 
 async def verify_prefix(job: Job) -> None:

@@ -22,14 +22,14 @@ from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
 from agent_rl.policy import AnyPolicy, PolicyConfig, ignored_sampling, open_policy, sampling_params
 from agent_rl.policy.human import HumanPolicy
-from agent_rl.replay.fork import fork_jobs, verify_prefix
+from agent_rl.replay.fork import fork_group, fork_jobs, verify_prefix
 from agent_rl.replay.play import play_episode
 from agent_rl.rollout import Job
 from agent_rl.rollout.group import stream_finished
 from agent_rl.runs.folder import load_imports, load_imports_beside, save_config
 from agent_rl.runs.rollout import free_folder
 from agent_rl.store.episodes import EpisodeWriter
-from agent_rl.store.selection import find_episode
+from agent_rl.store.selection import find_episode, samples_of
 from agent_rl.store.shards import episode_file
 from agent_rl.view.person import Person
 from agent_rl.view.progress import Progress
@@ -60,7 +60,8 @@ class ForkSettings(Section):
     """Episodes under way at a time."""
     judge: JudgeConfig = JudgeConfig()
     out: str | None = None
-    """Where the episodes go, behind those that are there; null for runs/<time>-fork/episodes.jsonl."""
+    """Where the episodes go, behind those that are there, as further samples; null for
+    runs/<time>-fork/episodes.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,13 @@ def start_fork(
     imports += load_imports(settings.policy.folder, imports)
     env = spec(parent.env)
     budget = settings.budget.instead_of(env.budget)
-    jobs = fork_jobs(env, parent, at_turn, n=settings.n, seed=settings.seed, budget=budget)
+    out = episode_file(settings.out or free_folder("fork"))
+    stored = samples_of(out, fork_group(parent, at_turn, settings.seed))
+    first = max(stored, default=-1) + 1
+    jobs = fork_jobs(env, parent, at_turn, n=settings.n, first=first, seed=settings.seed, budget=budget)
     asyncio.run(verify_prefix(jobs[0]))
     turns = "1 turn" if at_turn == 1 else f"{at_turn} turns"
     progress.say(f"Replayed {turns} of the episode: the same as recorded.")
-    out = episode_file(settings.out or free_folder("fork"))
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
     if note := ignored_sampling(settings.policy, settings.temperature, settings.max_tokens):
         progress.say(f"[yellow]{note}.[/yellow]")

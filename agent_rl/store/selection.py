@@ -127,6 +127,15 @@ def episode_ids(path: str | os.PathLike[str]) -> set[str]:
         return set(index.ids())
 
 
+def samples_of(path: str | os.PathLike[str], group: str) -> set[int]:
+    """Return the numbers of a group's samples that a file or a run's folder holds; none if it is not there yet."""
+    if not shards_of(path):
+        return set()
+    with open_index(path) as index:
+        _refuse_damage(index)
+        return {head.sample for head in index.heads() if head.group == group}
+
+
 def _refuse_damage(index: Index) -> None:
     if place := index.damaged():
         parse_line(index.path, place, line_at(index.path, place))
