@@ -152,6 +152,7 @@ def test_task_key_depends_on_the_content():
     assert len(key) == 16
     assert int(key, 16) >= 0
     assert len({key, task_key({"a": 1, "b": [1, {"c": 0}]}), task_key({"a": 1.0, "b": [1, {"c": None}]})}) == 3
+    assert len({task_key({"x": float(x)}) for x in ("nan", "inf", "-inf", "nan")}) == 3  # as episode files have them
 
 
 def test_task_key_is_stable_between_versions():
@@ -159,7 +160,7 @@ def test_task_key_is_stable_between_versions():
     assert episode_seed(0, {"question": "2+2?"}, 0) == 2822067484114116481
 
 
-@pytest.mark.parametrize("value", [float("nan"), {1, 2}, object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("value", [{1, 2}, object()], ids=lambda value: type(value).__name__)
 def test_task_key_refuses_unserialisable_values(value):
     with pytest.raises(ConfigError, match="holds what JSON can't"):
         task_key({"value": value})

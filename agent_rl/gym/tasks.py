@@ -224,10 +224,10 @@ def task_key(task: Task) -> str:
     """Return a hash of a task's content, 16 hex digits; the order of its keys does not matter.
 
     Raises:
-        ConfigError: if the task holds something that JSON can't.
+        ConfigError: if the task holds something that JSON can't, other than infinities and NaN.
     """
     try:
-        text = json.dumps(task, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+        text = json.dumps(task, sort_keys=True, separators=(",", ":"), default=_plain)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the task {task!r} holds what JSON can't: {error}") from error
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
