@@ -111,6 +111,11 @@ def run_of(*episodes: tuple[int, float | None, Mapping[str, object], Sequence[Tu
     return find_departures(replace(e, id=f"e{i}") for i, e in enumerate(played))
 
 
+def test_departures_keep_the_tasks_of_environments_apart() -> None:
+    found = run_of((1, 0.0, {"env": "a-v0"}, (("No.", ""),)), (1, 1.0, {"env": "b-v0"}, GOOD))
+    assert (found.failed, found.compared, found.unsolved_tasks) == (1, 0, 1)
+
+
 def test_departures_are_counted_by_kind() -> None:
     silent = (("It is 21.", ""),)
     found = run_of(

@@ -116,7 +116,7 @@ class DepartureFinder:
         found = path_of(episode)
         path = found._replace(moves=self._moves.setdefault(found.moves, found.moves))
         reward = float("-inf") if is_failure or episode.reward is None else episode.reward
-        attempts = self._tasks[task_key(episode.task)]
+        attempts = self._tasks[task_of(episode)]
         key = (episode.group_id, path, is_success, reward)
         if key not in attempts:
             if self._kept >= MOST:
@@ -132,7 +132,7 @@ class DepartureFinder:
     def add_successful(self, episodes: Iterable[Episode]) -> None:
         """Take successful episodes to compare with, of the tasks that failed ones have."""
         for episode in episodes:
-            if episode.success and task_key(episode.task) in self._tasks:
+            if episode.success and task_of(episode) in self._tasks:
                 self.add(episode)
 
     @property
@@ -170,6 +170,11 @@ class DepartureFinder:
             left_out=self._left_out,
             by_reward=by_reward,
         )
+
+
+def task_of(episode: Episode) -> str:
+    """Return a key of an episode's task: environments may have equal ones."""
+    return f"{task_key(episode.task)} {episode.env}"
 
 
 def find_departures(episodes: Iterable[Episode]) -> Departures:

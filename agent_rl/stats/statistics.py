@@ -12,10 +12,9 @@ from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.messages import Message, ToolErrorKind
 from agent_rl.core.trajectory import Source, Trajectory
 from agent_rl.errors import ConfigError, did_you_mean
-from agent_rl.gym.tasks import task_key
 from agent_rl.replay.drift import sampled_replies
 from agent_rl.rollout.comparison import TAG_KEYS, Comparison, compare_means
-from agent_rl.stats.departures import DepartureFinder
+from agent_rl.stats.departures import DepartureFinder, task_of
 from agent_rl.stats.tally import Distribution, Spread, Sum, Tally
 
 RoundTrip: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
@@ -94,7 +93,7 @@ class Statistics:
 
     def add(self, episode: Episode) -> None:
         """Count an episode."""
-        task = f"{task_key(episode.task)} {episode.env}"  # environments may have equal ones
+        task = task_of(episode)
         self.envs.add(episode.env)
         self.total.add(episode, task)
         self._task_keys.update(episode.task)
