@@ -41,6 +41,7 @@ def decide(rule: Mapping[str, JSON], answer: str, *, view: str = "answer", **tas
         ({"regex": r"\[\d+\]"}, ["so [12]."], ["so [a]."]),
         ({"regex": "^yes", "ignore_case": True}, ["YES"], ["oh yes"]),
         ({"invented": r"such \w+|chair"}, ["such thing", "such item, such thing", "a chair"], ["no such item", ""]),
+        ({"invented": r"\[?such ite?"}, ["a such it", "such ite", "[such it"], ["such", ""]),
         ({"number": 42}, ["6 * 7 = 42", "42.0", "It is 42."], ["42 or 43", "no", "", "x42", "-42"]),
         ({"number": {"value": {"task": "n"}, "tolerance": 0.01}}, ["1,234.5", "1234.505"], ["1234.6", "1.2345e4"]),
         ({"number": -0.5, "relative": 0.1}, ["\u22120.52", "-.5"], ["-0.6", "0.5"]),

@@ -3,7 +3,7 @@
     exact        the text equals a value, or one of a list
     contains     the text contains a value, or one of a list
     regex        a pattern is found in the text
-    invented     something that a pattern finds in the text, such as a source, is in no result of a tool
+    invented     something that a pattern finds in the text, such as a source, is in no result of a tool, as whole words
     number       the last number of the text is a value, give or take `tolerance` or the share `relative` of it
     json_schema  the text is JSON that fits a schema
     python       an expression over `answer`, `task` and `messages`, evaluated in a sandbox
@@ -151,8 +151,15 @@ def _regex(text: str, value: JSON, options: Mapping[str, JSON]) -> tuple[bool, s
 
 
 def _invented(text: str, value: JSON, options: Mapping[str, JSON]) -> tuple[bool, str]:
-    found = next((each for each in _matches(text, value, options) if each not in str(options["results"])), None)
+    results = str(options["results"])
+    found = next((each for each in _matches(text, value, options) if not _holds(results, each)), None)
     return found is not None, found or ""
+
+
+def _holds(text: str, words: str) -> bool:
+    """Return whether a text has these words, and not only as a part of longer ones: 12 does not hold 1."""
+    begin, end = (r"\b" if re.match(r"\w", side) else "" for side in (words[:1], words[-1:]))
+    return re.search(f"{begin}{re.escape(words)}{end}", text) is not None
 
 
 def _number_of(value: JSON) -> float:
