@@ -9,6 +9,7 @@ import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from peft import PeftModel
@@ -28,7 +29,7 @@ from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, Opt
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.engines.base import SamplingParams
-from agent_rl.engines.embedded.adapters import merge, merged_parameters, without_adapters
+from agent_rl.engines.embedded.adapters import load_adapter, merge, merged_parameters, without_adapters
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.model_folder import in_format, load_model
 from agent_rl.errors import CheckpointError, ConfigError
@@ -300,6 +301,15 @@ def test_adapter_checkpoint_loads_with_peft(adapter_run: tuple[Path, Path], fold
     torch.testing.assert_close(
         logits(ours), logits(PeftModel.from_pretrained(base, str(checkpoint)).eval()), rtol=0, atol=1e-5
     )
+
+
+def test_adapter_that_holds_whole_modules_is_refused(tmp_path: Path) -> None:
+    settings = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    model = tiny()
+    model.config.tie_word_embeddings = False
+    peft.get_peft_model(model, settings).save_pretrained(str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"modules_to_save=\['lm_head'\]: merge it into its model first"):
+        load_adapter(tiny(), tmp_path)
 
 
 def test_run_from_adapter_keeps_its_base(adapter_run: tuple[Path, Path], tmp_path: Path) -> None:

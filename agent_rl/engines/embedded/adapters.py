@@ -113,18 +113,26 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
     """Put the adapter that a folder holds in `peft`'s format into a model.
 
     Raises:
-        CheckpointError: if the folder's adapter is damaged or doesn't fit the model.
+        CheckpointError: if the folder's adapter is damaged, doesn't fit the model, or holds whole modules.
     """
     from peft import PeftConfig, set_peft_model_state_dict
     from safetensors.torch import load_file
 
     try:
         config = PeftConfig.from_pretrained(str(folder))
+        if kept := getattr(config, "modules_to_save", None):
+            raise CheckpointError(
+                f"the adapter in '{folder}' holds whole modules beside it, modules_to_save={list(kept)}: merge it into "
+                "its model first, with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
+                ".save_pretrained(NEW), and take that folder"
+            )
         config.inference_mode = False
         name = model.name_or_path
         add_adapter(model, config)
         config.base_model_name_or_path = name
         found = set_peft_model_state_dict(model, load_file(Path(folder) / WEIGHTS))
+    except CheckpointError:
+        raise
     except Exception as error:  # what peft and its readers raise about a file that is missing, cut short or other
         raise CheckpointError(
             f"the adapter in '{folder}' can't be loaded, {type(error).__name__}: {str(error)[:200]}; take another "
