@@ -76,6 +76,13 @@ class RanksTheFirst(Vault):
         return [1.0]
 
 
+@broken("unscored")
+class ScoresNothing(Vault):
+    @ar.reward
+    def correct(self, episode) -> float | None:
+        return None
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_check_finds_broken_environments(name: str) -> None:
     spec, check = BROKEN[name]

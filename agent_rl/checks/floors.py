@@ -192,6 +192,20 @@ async def check_floors(bench: Bench) -> None:
             )
 
 
+async def check_scored(bench: Bench) -> None:
+    """Find a reward with a weight that scores no episode: all of them are without a score then, and train nothing."""
+    ended = bench.ended()
+    for component in (c for c in bench.cls.reward_components if c.weight):
+        values = [reward.value for episode in ended for reward in episode.rewards if reward.name == component.name]
+        if values and all(value is None for value in values):
+            bench.find(
+                "unscored",
+                f"the reward '{component.name}' is None in all of {len(values)} episodes, which have no score for it",
+                place(bench.cls, component.attribute),
+                "return a number, with 0 for what earns nothing; None is for what can't be judged",
+            )
+
+
 async def check_termination(bench: Bench) -> None:
     """Find an environment that no policy ends, and one without a limit that the random policy does not end."""
     remedy = "return ar.Step(..., terminated=True) where the task is over, and register with budget=ar.Budget(turns=N)"
