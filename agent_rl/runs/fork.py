@@ -20,14 +20,14 @@ from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.registry import load_once, spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
-from agent_rl.policy import AnyPolicy, PolicyConfig, ignored_sampling, open_policy, sampling_params
+from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy
 from agent_rl.policy.human import HumanPolicy
 from agent_rl.replay.fork import fork_group, fork_jobs, verify_prefix
 from agent_rl.replay.play import play_episode
 from agent_rl.rollout import Job
 from agent_rl.rollout.group import stream_finished
 from agent_rl.runs.folder import load_imports, load_imports_beside, save_config
-from agent_rl.runs.rollout import free_folder
+from agent_rl.runs.rollout import free_folder, sampling_of
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.selection import find_episode, samples_of
 from agent_rl.store.shards import episode_file
@@ -148,9 +148,7 @@ def start_fork(
     asyncio.run(verify_prefix(jobs[0]))
     turns = "1 turn" if at_turn == 1 else f"{at_turn} turns"
     progress.say(f"Replayed {turns} of the episode: the same as recorded.")
-    params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
-    if note := ignored_sampling(settings.policy, settings.temperature, settings.max_tokens):
-        progress.say(f"[yellow]{note}.[/yellow]")
+    params = sampling_of(settings.policy, settings.temperature, settings.max_tokens, progress)
     if settings.policy.name == HUMAN or player is not None:
         chosen: AbstractContextManager[AnyPolicy | None] = nullcontext(player)
     else:

@@ -19,6 +19,7 @@ from rich.markup import escape
 from agent_rl.config import check_config, write_setting
 from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, EnvSetting, load_environment, members_of
@@ -226,9 +227,7 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
     for imported in settings.imports:
         load_once(imported)
     jobs = rollout_jobs(settings)
-    params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
-    if note := ignored_sampling(settings.policy, settings.temperature, settings.max_tokens):
-        progress.say(f"[yellow]{note}.[/yellow]")
+    params = sampling_of(settings.policy, settings.temperature, settings.max_tokens, progress)
     env = _environment(settings)
     for member in members_of(env, settings.env_args):
         if member.args:  # or each episode would fail
@@ -295,6 +294,13 @@ def floors_of(ran: RolloutResult, took: float) -> dict[str, Floors]:
 
 def _environment(settings: RolloutSettings) -> EnvSpec:
     return load_environment(settings, split=settings.split, budget=settings.budget)
+
+
+def sampling_of(policy: PolicyConfig, temperature: float, max_tokens: int | None, progress: Progress) -> SamplingParams:
+    """Return how a policy samples; say what it has no use for."""
+    if note := ignored_sampling(policy, temperature, max_tokens):
+        progress.say(f"[yellow]{note}.[/yellow]")
+    return sampling_params(policy, temperature, max_tokens)
 
 
 def free_folder(kind: str) -> str:
