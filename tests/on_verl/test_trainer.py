@@ -356,31 +356,6 @@ def test_training_reports_leave_failed_episodes_out() -> None:
     assert math.isnan(score_metrics(failed)["critic/score/mean"])
 
 
-def test_evaluation_reports_leave_failed_episodes_out(setup) -> None:
-    trainer = setup("grpo").trainer
-    infos = {
-        "reward": [1.0, 0.0, 0.0],  # verl's 0 for the failed one
-        **{"success": [1.0, 0.0, None], "failed": [0.0, 0.0, 1.0], "scored": [1.0, 1.0, 0.0]},
-    }
-    metrics = trainer._val_metrics_update(["calculator-v0/eval"] * 3, ["a", "b", "c"], infos, [])
-    found = {name.removesuffix("/mean@1").rpartition("/")[2]: value for name, value in metrics.items()}
-    assert found["reward"] == found["success"] == 0.5 and found["failed"] == pytest.approx(1 / 3)
-
-
-def test_checkpoints_are_kept_by_number_and_by_evaluation(setup, tmp_path: Path, monkeypatch) -> None:
-    trainer, success = setup("grpo").trainer, {2: 0.9, 4: 0.5, 6: 0.6, 8: 0.7}
-    trainer.config.trainer.default_local_dir = str(tmp_path / "checkpoints")
-    monkeypatch.setattr(trainer_base.PPOTrainer, "_save_checkpoint", lambda self: None)
-    monkeypatch.setattr(
-        trainer_base.PPOTrainer, "_validate", lambda self: {"val-aux/x/success/mean@1": success[self.global_steps]}
-    )
-    for trainer.global_steps in success:
-        trainer._save_checkpoint()
-        trainer._validate()
-    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert left == ["global_step_2", "global_step_6", "global_step_8"]
-
-
 def test_trainer_requires_feature_metrics_of_first_update(setup, monkeypatch: pytest.MonkeyPatch) -> None:
     made, reported = setup("grpo", "kl.where=loss"), {}
     monkeypatch.setattr(trainer_base.PPOTrainer, "step", lambda self, metrics, timing: metrics.update(reported))

@@ -222,14 +222,6 @@ class AlgorithmTrainer(UpdatingTrainer):
     def _checkpoint(self) -> Path:
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
-    def _validate(self) -> dict[str, float]:
-        """Evaluate, and write the result into the checkpoint of these weights, if there is one."""
-        metrics: dict[str, float] = super()._validate()
-        success = [value for name, value in metrics.items() if "/success/mean@" in name]
-        if success:
-            record_evaluation(self._checkpoint, success[0])
-        return metrics
-
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add verl's metrics, but not where ours say it of the scored episodes and trained tokens only."""
         ours = {name: value for name, value in metrics.items() if name.startswith("critic/")}
@@ -239,7 +231,12 @@ class AlgorithmTrainer(UpdatingTrainer):
     def _val_metrics_update(
         self, sources: Any, uids: Any, infos: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> Any:
-        """Leave episodes without a score out of the evaluation's reward, which verl counts as 0."""
+        """Leave episodes without a score out of the evaluation's reward, which verl counts as 0.
+
+        The success of all episodes is written into the checkpoint of these weights, if there is one.
+        """
+        if known := [success for success in infos.get("success", ()) if success is not None]:
+            record_evaluation(self._checkpoint, sum(known) / len(known))
         pairs = zip(infos["reward"], infos["scored"], strict=True)
         infos["reward"] = [reward if scored else None for reward, scored in pairs]
         return dict(super()._val_metrics_update(sources, uids, infos, *args, **kwargs))
