@@ -51,7 +51,7 @@ def test_verl_settings_bounds_the_staleness() -> None:
         return agent_rl["max_staleness"]
 
     assert limit(mode="separate", max_staleness=3) == 3 and limit(mode="one_step_off") == 1
-    assert limit(mode="sync", max_staleness=3) == 0
+    assert limit(mode="sync") == 0
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,25 @@ def test_asked_lists_requests_of_rows(algorithm: dict[str, object], asked: dict[
     assert found["actor_rollout_ref.rollout.n"] == 6 and found["data.gen_batch_size"] == 1
 
 
+MEGATRON = {"actor_rollout_ref.actor.strategy": "megatron"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"judge": {"model": "m", "evolve": True}}, r"judge\.evolve=true: criteria evolve on the embedded backend"),
+        ({"async": {"max_staleness": 4}}, r"max_staleness=4 changes nothing with async.mode=sync"),
+        ({"async": {"on_stale": "wait"}}, r"on_stale=wait changes nothing with async.mode=sync"),
+        ({"lora": {"rank": 8}, "verl": MEGATRON}, r"strategy=megatron reads no lora, and would train all weights"),
+        ({"algorithm": CRITIC, "verl": MEGATRON}, r"algorithm=ppo: .*strategy=megatron .*strategy=fsdp2"),
+    ],
+    ids=["evolve", "stale", "wait", "lora", "critic"],
+)
+def test_config_refuses_what_no_run_would_do(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        config(**changes)
+
+
 def test_config_refuses_state_values_in_asynchronous_modes() -> None:
     config(algorithm=VINE, **{"async": {"mode": "sync"}})
     with pytest.raises(ValidationError, match=r"async.mode=one_step_off: algorithm=vineppo values states.*mode=sync"):

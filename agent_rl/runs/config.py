@@ -38,10 +38,21 @@ class AsyncConfig(Section):
     episodes were begun while the step before was trained on. `separate`: both run all the time, on devices of their
     own."""
     max_staleness: int = Field(1, ge=1)
-    """Of any token in a batch; `sync` has 0 whatever is set here."""
+    """Of any token in a batch; `sync` has 0, and takes no other."""
     on_stale: Literal["drop", "wait"] = "drop"
     """What is done about a group that would become too old: sample another in its place, or hold training until it has
     ended."""
+
+    @model_validator(mode="after")
+    def _meaningful(self) -> AsyncConfig:
+        given = self.model_dump(exclude={"mode"}, exclude_defaults=True) if self.mode == "sync" else {}
+        if given:
+            name, value = next(iter(given.items()))
+            raise ValueError(
+                f"async.{name}={value} changes nothing with async.mode=sync, where no token is stale: leave it out, or "
+                "set async.mode=one_step_off"
+            )
+        return self
 
 
 class RolloutConfig(Section):

@@ -320,11 +320,6 @@ def _async_problem(config: AsyncConfig, episodes: str | None) -> str | None:
         )
     if config.on_stale != AsyncConfig().on_stale:
         return f"async.on_stale={config.on_stale}: batches are sampled in turn here, so none is ever too old"
-    if config.mode == "sync" and config.max_staleness != AsyncConfig().max_staleness:
-        return (
-            f"async.max_staleness={config.max_staleness} changes nothing with async.mode=sync, where no token is "
-            "stale: set async.mode=one_step_off"
-        )
     if config.mode != "sync" and episodes is not None:
         return f"async.mode={config.mode} samples ahead, and with episodes={episodes} nothing is sampled"
     return None

@@ -309,6 +309,7 @@ _ONLY_WITH: dict[str, tuple[str, tuple[object, ...]]] = {
     f"{_ACTOR}.fsdp_config.use_orig_params": (f"{_ACTOR}.strategy", ("fsdp",)),
     f"{_ACTOR}.optim.min_lr_ratio": (f"{_ACTOR}.optim.lr_scheduler_type", ("cosine",)),
     f"{_ACTOR}.optim.num_cycles": (f"{_ACTOR}.optim.lr_scheduler_type", ("cosine",)),
+    f"{_MODEL}.lora_rank": (f"{_ACTOR}.strategy", ("fsdp", "fsdp2", "veomni")),
     f"{_MODEL}.lora_alpha": (f"{_MODEL}.lora_rank", _ANY),
     f"{_MODEL}.target_modules": (f"{_MODEL}.lora_rank", _ANY),
     f"{_MODEL}.exclude_modules": (f"{_MODEL}.lora_rank", _ANY),

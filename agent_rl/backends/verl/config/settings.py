@@ -75,10 +75,20 @@ class VerlConfig(RunConfig):
     def _possible(self) -> VerlConfig:
         if self.lora and (why := _no_adapter(self.lora, self.verl)):
             raise ValueError(why)
+        if self.judge.evolve:
+            raise ValueError("judge.evolve=true: criteria evolve on the embedded backend only: leave it out")
         if self.algorithm.critic.where == "shared":
             raise ValueError(
                 f"algorithm={self.algorithm.name}: an engine of verl's has one head, so that the policy and its critic "
                 "can't share a trunk: set algorithm.critic.where=separate, or backend=embedded"
+            )
+        if (
+            self.algorithm.critic.where == "separate"
+            and (strategy := self.verl.get(STRATEGY)) in VERL_REPLAY_STRATEGIES
+        ):
+            raise ValueError(
+                f"algorithm={self.algorithm.name}: its critic is an engine of FSDP's, as verl.{STRATEGY}={strategy} is "
+                f"not: set verl.{STRATEGY}=fsdp2, or an algorithm without a critic"
             )
         if why := nothing_learned(self.algorithm, self.rollout.groups, self.rollout.samples, self.steps):
             raise ValueError(why)
@@ -110,6 +120,8 @@ def _unlike_verl(updates: UpdatesConfig, groups: int, verl: dict[str, JsonValue]
 
 def _no_adapter(lora: LoraConfig, verl: dict[str, JsonValue]) -> str | None:
     """Return why verl can't train this adapter; None if it can."""
+    if verl.get(STRATEGY) == "megatron":
+        return f"verl.{STRATEGY}=megatron reads no lora, and would train all weights: set it to fsdp2"
     if lora.dora:
         return "lora.dora: verl's adapters on FSDP are plain LoRA: leave it out, or set backend=embedded"
     if not lora.alpha.is_integer():
