@@ -64,6 +64,12 @@ def test_stateless_session_keeps_known_logprobs(params: SamplingParams, logprobs
     assert (found.logprobs, found.finish_reason) == (logprobs, FinishReason.STOP)
 
 
+def test_stateless_session_asks_for_no_other_end() -> None:
+    engine = Engine(EngineOutput([9], [-0.5]))
+    run(engine, lambda session: session.sample([1], SamplingParams(), STOP))
+    assert (engine.asked[0][2]["stop_token_ids"], engine.asked[0][2]["ignore_eos"]) == ([9], True)
+
+
 def test_stateless_session_ends_at_the_context_limit() -> None:
     engine = Engine(EngineOutput([5, 6, 7], [-1.0] * 3))
     found = run(engine, lambda session: session.sample([1] * 5, SamplingParams(max_tokens=20), STOP), limit=8)

@@ -81,6 +81,7 @@ def test_verl_settings_keeps_a_kl_reference(where: str, wanted: bool) -> None:
         ("actor_rollout_ref.actor.clip_ratio_high", "agent_rl's algorithm takes its place"),
         ("actor_rollout_ref.actor.entropy_coeff", "set algorithm.entropy"),
         ("actor_rollout_ref.rollout.n", "set rollout.samples"),
+        ("actor_rollout_ref.rollout.ignore_eos", "a reply ends where its renderer says"),
         ("data.train_files", "tasks come from the environment"),
         ("algorithm.use_kl_in_reward", "agent_rl's algorithm takes its place"),
         ("algorithm.filter_groups.enable", "agent_rl's algorithm takes its place"),

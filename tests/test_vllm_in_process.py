@@ -44,6 +44,7 @@ class Params:
     min_p: float
     max_tokens: int
     stop_token_ids: list[int]
+    ignore_eos: bool
     seed: int
     logprobs: int
     detokenize: bool

@@ -148,6 +148,7 @@ class StatelessSession:
             "min_p": params.min_p,
             "max_tokens": most if limit is None else min(most, limit - len(self._ids)),
             "stop_token_ids": sorted(stop_ids),
+            "ignore_eos": True,  # else a reply ends at the model's own ids, too, and seems to be cut off
             "seed": (self._seed + self._replies) % 2**63,  # a resumed reply must not repeat the first one's draws
         }
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HELLO = Message("user", "Hello")
 THOUGHT = "Let me see."
+SAID = Message("assistant", "x", reasoning=THOUGHT)
 AGAIN = Message("user", "And then?")
 _MASK = 0x100000  # the last private plane of Unicode: one character for each special token
 
@@ -114,6 +115,12 @@ class ChatTemplate:
                 f"the chat template rewrites what came before {what}: token {at} of {len(before)} starts to differ, "
                 f"{self.decode(before[around])!r} became {self.decode(after[around])!r}"
             )
+
+    def ends_among(self, ids: frozenset[int]) -> frozenset[int]:
+        """Return those ids that can end a reply: special tokens that the template puts into none, before its close."""
+        header, whole = self.render([HELLO], (), generate=True), self.render([HELLO, SAID], (), generate=False)
+        begins = next((at for at, (a, b) in enumerate(zip(header, whole, strict=False)) if a != b), len(header))
+        return (ids & self._special_ids) - {*whole[begins : len(whole) - len(self.close)]}
 
     def _find_final(self) -> tuple[int, ...]:
         """Return what the template puts behind a conversation as a whole, and no more once it goes on: Phi-3's eos."""

@@ -12,6 +12,7 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.by_name import register_renderer
 from agent_rl.rendering.chat_template import BreakError, ChatTemplate, kind_of
+from agent_rl.rendering.generation import text_ends
 from agent_rl.rendering.hermes import THINK, read_hermes
 from agent_rl.rendering.support import Support
 from agent_rl.rendering.template_proof import Proof
@@ -69,6 +70,7 @@ class TemplateRenderer:
             raise RenderError(
                 f"the chat template leaves out what renderer.missing=system would write: {self.support.added}"
             )
+        self.stop_ids |= self._template.ends_among(text_ends(tokenizer.name_or_path))
         self._broken = set[str]()
         for role, error in proof.broken():
             if on_break == "refuse":

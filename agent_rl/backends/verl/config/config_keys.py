@@ -223,6 +223,7 @@ _REPLACED = {
     "actor_rollout_ref.rollout.response_length": "set rollout.max_tokens",
     "actor_rollout_ref.rollout.seed": "every reply has a seed of its own: set seed",
     "actor_rollout_ref.rollout.full_determinism": "every reply has a seed of its own: set seed",
+    "actor_rollout_ref.rollout.ignore_eos": "a reply ends where its renderer says: set renderer",
     "actor_rollout_ref.rollout.limit_images": "episodes are text",
     "actor_rollout_ref.rollout.moe_load_balance": (
         "all routes would pass through the driver: docs/metrics.md has what is measured of them, routing/"

@@ -1,0 +1,54 @@
+"""agent_rl.rendering: which ids end a reply, by the template and the model's own generation_config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from agent_rl.core.messages import Message
+from agent_rl.rendering import load_renderer, train_tokenizer
+from agent_rl.rendering.generation import text_ends
+
+TEMPLATE = """
+{%- for m in messages -%}
+{{- '<|user|>' if m.role == 'user' else '<|bot|>' -}}
+{%- if m.reasoning_content -%}{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' -}}{%- endif -%}
+{{- m.content + '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|bot|>' -}}{%- endif -%}
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> PreTrainedTokenizerBase:
+    made = train_tokenizer([])
+    made.chat_template = TEMPLATE
+    made.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|bot|>", "<think>", "<|end|>", "<|eom|>"]})
+    made.save_pretrained(tmp_path)
+    names = ("<|eom|>", "<|end|>", "<think>")
+    ends = [*made.convert_tokens_to_ids([*names]), made.convert_tokens_to_ids("7")]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    return AutoTokenizer.from_pretrained(tmp_path)
+
+
+def test_template_stops_at_ends_of_generation_config(loaded: PreTrainedTokenizerBase) -> None:
+    renderer, (eom, end) = load_renderer(loaded, "template"), loaded.convert_tokens_to_ids(["<|eom|>", "<|end|>"])
+    assert renderer.stop_ids == {eom, end, loaded.eos_token_id}  # not what a reply holds, nor text
+    said = loaded.encode("7", add_special_tokens=False)
+    assert renderer.parse([*said, eom]).content == renderer.parse([*said, end]).content == "7"
+    before = renderer.prompt([Message("user", "a")], ())
+    bridge = renderer.bridge(before, [*said, eom], [Message("user", "b")])
+    assert bridge is not None and bridge.closing == (end,)
+
+
+@pytest.mark.parametrize(
+    ("written", "ends"),
+    [(None, []), ("{}", []), ('{"eos_token_id": null}', []), ('{"eos_token_id": 3}', [3]), ("{", [])],
+)
+def test_text_ends_reads_what_is_there(written: str | None, ends: list[int], tmp_path: Path) -> None:
+    if written is not None:
+        (tmp_path / "generation_config.json").write_text(written)
+    assert text_ends(str(tmp_path)) == {*ends} and text_ends("") == text_ends(str(tmp_path / "gone")) == frozenset()
