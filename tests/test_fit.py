@@ -17,7 +17,7 @@ from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.backends.verl.driver.run import check_fit as check_verl_fit
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, RenderError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import spec
@@ -149,4 +149,22 @@ def test_verl_compares_with_its_context(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     said = f"start_from={tmp_path}: rollout.context=60 and budget.tokens were not compared with the openings of calcul"
     (line,) = str(check(60)).splitlines()
-    assert line.startswith(said) and "as its tokenizer or template can't be used (" in line
+    assert line.startswith(said) and "as its tokenizer can't be used (" in line
+
+
+def test_verl_refuses_a_renderer_that_can_not_be_made(tmp_path: Path) -> None:
+    made = train_tokenizer(["compute 3*4+5"], 432)
+    template, made.chat_template = made.chat_template, None
+    made.save_pretrained(tmp_path)
+
+    def check(**changes: object) -> str | None:
+        return check_verl_fit(
+            VerlConfig.model_validate({"env": "calculator-v0", "start_from": str(tmp_path)} | changes)
+        )
+
+    with pytest.raises(ConfigError, match="no renderer 'chatmll'"):
+        check(renderer={"name": "chatmll"})
+    with pytest.raises(RenderError, match="has no chat template"):
+        check(renderer={"name": "template"})
+    given = {"actor_rollout_ref.model.custom_chat_template": template}
+    assert "agent_rl writes tools" in str(check(renderer={"name": "template"}, verl=given))

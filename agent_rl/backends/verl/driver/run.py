@@ -89,18 +89,23 @@ def check_fit(config: VerlConfig) -> str | None:
     """Compare the environment's openings and solutions with an episode's tokens; return a warning.
 
     Raises:
-        ConfigError: if no opening leaves room for a reply.
+        ConfigError: if there is no such renderer, or no opening leaves room for a reply.
+        RenderError: if the renderer does not fit the tokenizer: no worker could make it.
     """
     from transformers import AutoTokenizer
 
+    own = ("tokenizer_path", "custom_chat_template")
+    place, template = (config.verl.get(f"actor_rollout_ref.model.{name}") for name in own)
     try:
-        renderer = load_renderer(AutoTokenizer.from_pretrained(config.start_from), config.renderer)
-    except (OSError, ValueError) as error:  # verl may be given another tokenizer or template
+        tokenizer = AutoTokenizer.from_pretrained(place or config.start_from)
+    except (OSError, ValueError) as error:  # the workers may know more, such as code of the model's
         return (
             f"start_from={config.start_from}: rollout.context={config.rollout.context} and budget.tokens were not "
-            f"compared with the openings of {config.env_id}, as its tokenizer or template can't be used "
+            f"compared with the openings of {config.env_id}, as its tokenizer can't be used "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         )
+    tokenizer.chat_template = template or tokenizer.chat_template
+    renderer = load_renderer(tokenizer, config.renderer)
     context = config.rollout.context
     return check_run_fit(config.load_env(), config.split, config.env_args, renderer, context, "rollout.context")
 
