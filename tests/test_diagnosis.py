@@ -94,7 +94,7 @@ def stored(folder: Path) -> list[str]:
         (batch("0000", messages=TEXT), NOTHING, {"env": Dice}, "no reply held a tool call: read one with agent-rl vi"),
         (batch("0000", messages=UNREAD), NOTHING, {"env": Dice}, "none of 8 tool calls could be read: read one with"),
         (batch("0101", messages=TEXT), LEARNS, {"env": Dice}, None),
-        (batch("0101"), ON_VERL, {}, "the learning rate was 0: check lr or optimizer.lr, its warm-up and its decay"),
+        (batch("0101"), ON_VERL, {}, "the learning rate was 0: check optimizer.lr, its warm-up and its decay"),
         (batch("0101"), NOTHING, {}, "the gradient was 0 although rewards differed: check the algorithm's masks and"),
         (batch("0101"), {"train/samples": 0.0}, {}, "filters or rejections left no sample to train on: see algorithm"),
         ([], {"train/samples": 8.0, "train/grad_norm": 0.0}, {}, "the gradient was 0 although rewards differed: chec"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.verl.config.names import NAMES_ON_VERL
 from agent_rl.core.episode import Reward
 from agent_rl.core.messages import Message
 from agent_rl.rollout.group_metrics import group_metrics
@@ -156,6 +157,18 @@ def test_stall_of_resumed_run_is_found_in_its_stored_steps(tmp_path: Path) -> No
     said: list[str] = []
     Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, said.append).observe(course(1.0))
     assert "83% of the episodes end with the same answer" in said[0]
+
+
+def test_stall_on_verl_names_its_settings(tmp_path: Path) -> None:
+    said: list[str] = []
+    for repeated in (0.8, 0.1):
+        course = but(**STUCK, rollout_repeated=lambda at, now=repeated: now, train_with_gradient=lambda at: 0.6)
+        diagnosis = Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, said.append, names=NAMES_ON_VERL)
+        for step in range(STEPS):
+            diagnosis.observe(course(step / STEPS))
+    patient, plateau = said
+    assert "verl.actor_rollout_ref.actor.optim.weight_decay=0.1" in patient and "try another lr, more" in plateau
+    assert "optimizer." not in patient + plateau
 
 
 def test_long_run_stalls_later(tmp_path: Path) -> None:

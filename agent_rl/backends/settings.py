@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from agent_rl.backends.verl.config.names import NAMES_ON_VERL
 from agent_rl.config import load_config, setting_names
 from agent_rl.engines.model_files import require_model
 from agent_rl.errors import ConfigError, did_you_mean
@@ -27,10 +28,9 @@ ON_VERL = {
     "model": "set start_from=FOLDER and renderer=NAME; what such a preset clones, freezes and rounds is not verl's",
     "freeze": "all weights are trained, or an adapter of every layer: lora.rank=16",
     "warm_start": "start_from the checkpoint of an embedded run of steps=0 that did it",
-    "optimizer.lr": "it is lr",
+    "optimizer": "its settings are those below verl.actor_rollout_ref.actor.optim, such as clip_grad, and lr",
     "dtype": "it is verl.actor_rollout_ref.actor.fsdp_config.model_dtype, and actor_rollout_ref.rollout.dtype",
-    "gradient_checkpointing": "it is verl.actor_rollout_ref.model.enable_gradient_checkpointing",
-    "micro_batch_tokens": "it is verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    **{ours: f"it is {theirs}" for ours, theirs in NAMES_ON_VERL.items()},
 }
 """What to do on verl about settings of the embedded backend, or sections of them."""
 EnvNames: TypeAlias = str | type[Env] | Sequence[str | type[Env] | Mapping[str, object]]

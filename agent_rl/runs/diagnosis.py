@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.core.episode import Episode, StopReason
@@ -31,6 +32,8 @@ CUTS = {
 LIMITS = (StopReason.LENGTH, StopReason.TOKENS, StopReason.SECONDS)
 """Cuts that are warned about even if rewards differ: no episode is meant to end so."""
 
+NO_OTHERS: Mapping[str, str] = MappingProxyType({})
+
 
 class Diagnosis:
     """Reads each step's episodes and metrics, of either backend, and warns once of each cause."""
@@ -44,12 +47,14 @@ class Diagnosis:
         say: Callable[[str], object],
         *,
         steps: int = 0,
+        names: Mapping[str, str] = NO_OTHERS,
     ) -> None:
         """Begin or resume a run of `samples` episodes a task in a folder, which stores warnings; `say` prints one.
 
-        Its planned steps decide after how many without progress it stalls.
+        Its planned steps decide after how many without progress it stalls. Settings have the embedded backend's names
+        in warnings, or those that `names` has for them.
         """
-        self._run, self._folder, self._say = (algorithm, samples, env), folder, say
+        self._run, self._folder, self._say, self._names = (algorithm, samples, env), folder, say, names
         self.episodes: Sequence[Episode] = ()
         """All that were sampled for the step to observe; none if it is of stored ones."""
         rows = (row for row in read_metrics(folder / METRICS) if row["kind"] == "train")
@@ -75,6 +80,8 @@ class Diagnosis:
         for name, text in named:
             if name not in self._named:
                 self._named.add(name)
+                for ours, theirs in self._names.items():
+                    text = text.replace(ours, theirs)
                 warn(self._folder, text, self._say)
         return dict.fromkeys(map(_metric, [*causes, *(name for name, _ in named)]), 1.0)
 
@@ -159,6 +166,6 @@ def _of_update(kept: float | None, lr: float | None, norm: float | None) -> Iter
     if kept == 0:
         yield "nothing kept", "filters or rejections left no sample to train on: see algorithm.filters"
     elif lr == 0:
-        yield "learning rate", "the learning rate was 0: check lr or optimizer.lr, its warm-up and its decay"
+        yield "learning rate", "the learning rate was 0: check optimizer.lr, its warm-up and its decay"
     elif norm == 0:
         yield "no gradient", "the gradient was 0 although rewards differed: check the algorithm's masks and corrections"
