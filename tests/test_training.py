@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from agent_rl.algorithms import Experience
+from agent_rl.backends.embedded import stages
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.rollouts import shuffled
@@ -23,6 +24,7 @@ from agent_rl.engines.embedded.model_folder import in_format
 from agent_rl.errors import CheckpointError, ConfigError, StoreError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TaskSource
+from agent_rl.runs.diagnosis import Diagnosis
 from agent_rl.runs.folder import new_folder
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.stop import Interrupted
@@ -233,6 +235,30 @@ def test_killed_run_resumes_bit_for_bit(
     for id, episode in stored.items():
         assert episode.messages == resumed[id].messages and episode.rewards == resumed[id].rewards
         assert np.array_equal(episode.trajectories[0].token_ids, resumed[id].trajectories[0].token_ids)
+
+
+def test_resumed_run_forgets_what_came_after_its_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other settings, a judge or vLLM the steps are others, and so are what is diagnosed and its episodes."""
+    killed, seen = killed_run(config(tmp_path), monkeypatch), list[list[object]]()
+    file, trained = killed / "metrics.jsonl", [1, 2, 3]
+    assert [row["step"] for row in read_metrics(file) if row["kind"] == "train"] == trained
+    file.write_text("".join(json.dumps(row | {"odd": row["step"]}) + "\n" for row in read_metrics(file)))
+
+    def diagnosis(*args: object, **settings: object) -> Diagnosis:
+        seen.append([row["step"] for row in read_metrics(file) if row["kind"] == "train"])
+        return Diagnosis(*args, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stages, "Diagnosis", diagnosis)
+    resume_run(killed, Progress())
+    assert seen == [trained[:2]]
+    rows = metrics_of(killed)
+    assert {row["step"] for row in rows if "odd" in row and row["kind"] == "train"} == {1, 2}
+    assert [{name: row[name] for name in row if name != "odd"} for row in rows] == metrics_of(folder)
+    undone = [e.id for e in read_episodes(killed / "episodes.jsonl.undone-1")]
+    assert len(undone) == 12 and {id[:11] for id in undone} == {"train-00002"}
+    assert [e.id for e in read_episodes(killed)] == [e.id for e in read_episodes(folder)]
 
 
 def test_ctrl_c_stops_after_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ KEY = ("kind", "step", "split", "sampling")
 """The fields that tell one row from another."""
 WALL = "wall_s"
 """The field of how many seconds the run had taken."""
+WARM_START = ("demonstrations", "copying", "cloning")
+"""The kinds of rows from before the first step; their steps are others."""
 
 
 class Metrics(list[Row]):
@@ -82,8 +84,9 @@ def _parse(path: Path, at: int, line: bytes) -> dict[str, JSON]:
 
 
 def rewind_metrics(path: Path, step: int) -> None:
-    """Drop the rows after a step from a file, all of them for step 0: the run begins there again."""
-    kept = [row for row in read_metrics(path) if step and int(str(row["step"])) <= step]
+    """Drop the rows after a step from a file, for step 0 all but those of a warm start: the run begins there again."""
+    rows = read_metrics(path)
+    kept = [row for row in rows if row["kind"] in WARM_START or (step and int(str(row["step"])) <= step)]
     if path.exists():
         new = path.with_suffix(".new")
         new.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
@@ -107,6 +110,11 @@ class MetricsFile:
     def wall_s(self) -> float:
         """Seconds that the run has taken: this process, and those before it up to their last row."""
         return time.monotonic() - self._began
+
+    def rewind(self, step: int) -> None:
+        """Drop the rows after a step, as `rewind_metrics` does, so that they can be written again."""
+        rewind_metrics(self._path, step)
+        self._seen = {_key(row) for row in read_metrics(self._path)}
 
     def write(self, kind: str, step: int, values: Mapping[str, Number]) -> None:
         """Append a row, unless the file has it already. What is not finite becomes null."""

@@ -84,6 +84,7 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
         actor = run.resources.enter_context(sampled_as_set(actor, config))
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         restore(checkpoint, trainer)
+        run.rewind(trainer.step)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
         with in_processes(folder, trainer):
             if not trainer.step:

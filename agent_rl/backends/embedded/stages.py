@@ -42,7 +42,7 @@ from agent_rl.runs.stop import Stop
 from agent_rl.runs.stored_groups import StoredGroups
 from agent_rl.runs.writers import Writers
 from agent_rl.store.episodes import EpisodeWriter
-from agent_rl.store.selection import episode_ids
+from agent_rl.store.selection import episode_ids, select
 from agent_rl.store.token_records import TokenRecordWriter
 from agent_rl.view.progress import Progress
 
@@ -220,8 +220,6 @@ class LiveRun:
         diagnosis = Diagnosis(
             config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say, steps=config.steps
         )
-        if self.records is not None:
-            self.records.rewind(trainer.step)
         while trainer.step < config.steps:
             result = trainer.train_step()
             self.write(result.episodes)
@@ -289,6 +287,19 @@ class LiveRun:
             "training": config.describe_training(),
             "control": "rewards are shuffled" if config.shuffle_rewards else "none",
         }
+
+    def rewind(self, step: int) -> None:
+        """Take off the record what came after the checkpoint of `step`: it comes again, and may be other than it was.
+
+        Settings may have changed, and a judge or vLLM says the same twice on no machine.
+        """
+        later = select(self.folder / EPISODES, where=["purpose = train", f"step >= {step}"], limit=1).places
+        if later:
+            self.episodes.cut(later[0])
+            self.known = episode_ids(self.folder / EPISODES)
+        self.metrics.rewind(step)
+        if self.records is not None:
+            self.records.rewind(step)
 
     def write(self, episodes: list[Episode]) -> None:
         """Store episodes, except those that the run stored before it was killed."""
