@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from agent_rl.backends.embedded import checkpoint, warm_checkpoint
 from agent_rl.backends.embedded.checkpoint import STATE, _replaced, find_checkpoint
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.stages import WARM
 from agent_rl.errors import CheckpointError
+from agent_rl.rendering import train_tokenizer
 from agent_rl.view.progress import Progress
 from tests.runs import assert_same_run, config
 
@@ -82,6 +84,15 @@ def test_checkpoint_survives_kills_between_any_changes(tmp_path: Path, monkeypat
                 assert not ended or found(folder) == text, kills
                 known = found(folder)
             assert disk.save(folder, "9", 0) and [p.name for p in folder.parent.iterdir()] == ["checkpoint"]
+
+
+def test_checkpoint_keeps_a_tokenizer_of_several_chat_templates(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["some words"], 432)
+    tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    with _replaced(tmp_path / "checkpoint") as new:
+        tokenizer.save_pretrained(new)
+    again = AutoTokenizer.from_pretrained(tmp_path / "checkpoint")
+    assert again.chat_template == tokenizer.chat_template
 
 
 @pytest.mark.sandbox

@@ -77,7 +77,7 @@ def _replaced(folder: Path) -> Iterator[Path]:
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     yield new
-    for file in new.iterdir():
+    for file in filter(Path.is_file, new.rglob("*")):  # a tokenizer of several chat templates has them in a folder
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
     if folder.exists():
