@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from agent_rl.backends.embedded import checkpoint, warm_checkpoint
@@ -16,6 +20,7 @@ from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.stages import WARM
 from agent_rl.errors import CheckpointError
 from agent_rl.rendering import train_tokenizer
+from agent_rl.runs.folder import CONFIG, save_config
 from agent_rl.view.progress import Progress
 from tests.runs import assert_same_run, config
 
@@ -84,6 +89,37 @@ def test_checkpoint_survives_kills_between_any_changes(tmp_path: Path, monkeypat
                 assert not ended or found(folder) == text, kills
                 known = found(folder)
             assert disk.save(folder, "9", 0) and [p.name for p in folder.parent.iterdir()] == ["checkpoint"]
+
+
+@contextmanager
+def full(size: int = 4096) -> Iterator[None]:
+    """Let no file grow beyond a size, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("save", [torch.save, save_file])
+def test_checkpoint_that_does_not_fit_keeps_the_one_before(tmp_path: Path, save: Callable[..., object]) -> None:
+    folder = tmp_path / "checkpoint"
+    for size in (9, 9999):
+        fails = pytest.raises(CheckpointError, match=r"checkpoint\.new can't be written with \d+ MiB free, .*resume=")
+        with full(), fails if size > 9 else nullcontext(), _replaced(folder) as new:
+            new.mkdir()
+            save({"a": torch.zeros(size)}, new / STATE)
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+    assert (find_checkpoint(folder) / STATE).stat().st_size < 4096
+
+
+def test_settings_that_do_not_fit_keep_those_before(tmp_path: Path) -> None:
+    save_config(tmp_path, config(tmp_path))
+    before = (tmp_path / CONFIG).read_bytes()
+    with full(1024), pytest.raises(OSError, match="too large"):
+        save_config(tmp_path, config(tmp_path, steps=9))
+    assert (tmp_path / CONFIG).read_bytes() == before
 
 
 def test_checkpoint_keeps_a_tokenizer_of_several_chat_templates(tmp_path: Path) -> None:

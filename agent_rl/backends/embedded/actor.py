@@ -27,6 +27,7 @@ from agent_rl.rendering.base import Renderer
 from agent_rl.rendering.by_name import remember_renderer
 from agent_rl.rendering.config import RendererConfig
 from agent_rl.rendering.hermes import write_call
+from agent_rl.runs.folder import written
 
 OTHERS_MAX_TOKENS = 1024
 """Of one reply of a model whose `generation_config.json` does not say."""
@@ -148,8 +149,9 @@ def fine_tune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config
         start = config.start_from
         if start is None or Path(start).is_file() or base_model(start) is not None:
             base = (folder / BASE).resolve()
-            model.save_pretrained(base)
-            tokenizer.save_pretrained(base)
+            with written(base):
+                model.save_pretrained(base)
+                tokenizer.save_pretrained(base)
             start = str(base)
         model.name_or_path = start
     in_format(model, config.dtype)

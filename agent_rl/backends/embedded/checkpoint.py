@@ -18,6 +18,7 @@ from agent_rl.config import write_setting
 from agent_rl.errors import CheckpointError
 from agent_rl.judge.reward import evolving_judge
 from agent_rl.runs.commands import command
+from agent_rl.runs.folder import written
 
 _log = logging.getLogger(__name__)
 
@@ -76,10 +77,11 @@ def _replaced(folder: Path) -> Iterator[Path]:
         left[0].rename(folder)  # or a kill while the next one is written would leave none
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    yield new
-    for file in filter(Path.is_file, new.rglob("*")):  # a tokenizer of several chat templates has them in a folder
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
+    with written(new):
+        yield new
+        for file in filter(Path.is_file, new.rglob("*")):  # a tokenizer of several chat templates has them in a folder
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
     if folder.exists():
         folder.rename(old)
     new.rename(folder)

@@ -35,7 +35,7 @@ from agent_rl.rollout.fit import check_run_fit
 from agent_rl.rollout.watch import watching
 from agent_rl.runs.commands import command, resume_command, rollout_command
 from agent_rl.runs.diagnosis import Diagnosis
-from agent_rl.runs.folder import EPISODES, METRICS, make_latest, save_config, status_of, warn
+from agent_rl.runs.folder import EPISODES, METRICS, make_latest, save_config, status_of, warn, written
 from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.runs.report import write_reports
 from agent_rl.runs.stop import Stop
@@ -102,7 +102,8 @@ class LiveRun:
                 fine_tune(actor.model, actor.tokenizer, config, folder)
                 actor = actor_of(env, self.measured_config(actor), actor.model, actor.tokenizer)
         if Algorithm(config.algorithm).needs_reference and config.lora is None:
-            actor.save(folder / REFERENCE)
+            with written(folder / REFERENCE):
+                actor.save(folder / REFERENCE)
         if stored is not None:
             stored.check_tokens(len(actor.tokenizer), actor.decode)
             stored.save(folder / STORED)

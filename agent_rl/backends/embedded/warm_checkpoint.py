@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from agent_rl.backends.embedded.optimizer import Optimizer
 from agent_rl.errors import CheckpointError
-from agent_rl.runs.folder import make_latest
+from agent_rl.runs.folder import make_latest, written
 from agent_rl.runs.stop import Stop
 
 _log = logging.getLogger(__name__)
@@ -71,9 +71,10 @@ class WarmCheckpoint:
         if self._stop.is_asked or time.monotonic() - self._saved >= SAVE_S:
             state = {"losses": self.losses, "demonstrations": self._demonstrations}
             new = self._file.with_suffix(".new")
-            torch.save(state | {"model": _trained(model), "optimizer": optimizer.state_dict()}, new)
-            with new.open("rb") as handle:
-                os.fsync(handle.fileno())
+            with written(new):
+                torch.save(state | {"model": _trained(model), "optimizer": optimizer.state_dict()}, new)
+                with new.open("rb") as handle:
+                    os.fsync(handle.fileno())
             new.replace(self._file)
             make_latest(self._file.parent)  # there is something to continue
             self._saved = time.monotonic()
