@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agent_rl.backends.embedded import warm_checkpoint
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.stages import WARM
@@ -20,6 +21,7 @@ from agent_rl.rendering import train_tokenizer
 from agent_rl.runs.stop import Interrupted, Stop
 from agent_rl.view.progress import Progress
 from tests.runs import assert_same_run, config, metrics_of
+from tests.test_stored import DPO
 from tests.test_warmstart import TINY
 
 CONFIG = WarmStartConfig.model_validate({"copy_steps": 3, "clone_steps": 4, "batch": 4, "copy_share": 0.5})
@@ -70,6 +72,19 @@ def test_warm_start_refuses_the_state_of_another(tmp_path: Path) -> None:
     file.write_bytes(b"torn")
     with pytest.raises(CheckpointError, match=r"state.pt' is damaged, .*; start the run again"):
         warmed(None, file)
+
+
+def test_run_remembers_what_latest_was_when_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its warm start is saved, `runs/latest` is the run itself."""
+    (tmp_path / "runs" / "before").mkdir(parents=True)
+    (tmp_path / "runs" / "latest").symlink_to("before")
+    monkeypatch.chdir(tmp_path)
+    latest = {"env": "calculator-v0", "start_from": "runs/latest", "warm_start": {"episodes": "runs/latest"}}
+    for given in (latest, latest | {"episodes": "runs/latest", "algorithm": DPO}):
+        settings = TrainConfig.model_validate(given)
+        paths = (settings.start_from, settings.warm_start.episodes, settings.episodes)
+        assert {*paths} - {None} == {str(tmp_path / "runs" / "before")}
+    assert TrainConfig.model_validate({"env": "calculator-v0", "start_from": "org/model"}).start_from == "org/model"
 
 
 class Ends(Progress):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.updates import UpdatesConfig
@@ -24,6 +24,15 @@ from agent_rl.runs.writers import WriterName
 
 def _listed(names: object) -> object:
     return [names] if isinstance(names, str) else names
+
+
+def _seen_from_anywhere(path: str) -> str:
+    # `runs/latest` will be another run, the run itself even, and workers have folders of their own
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
+PathOrName: TypeAlias = Annotated[str, AfterValidator(_seen_from_anywhere)]
+"""What a run reads: a path, which is made absolute if there is something, or a name."""
 
 
 class AsyncConfig(Section):
@@ -106,7 +115,7 @@ class RunConfig(EnvironmentSettings):
     """Where metrics go besides metrics.jsonl, which has them all: `tensorboard` (into the run's folder), `wandb`,
     `trackio`, or several; the extra `writers` has their packages. Accounts, projects and offline modes are set as these
     packages say, such as by WANDB_MODE=offline."""
-    start_from: str | None = None
+    start_from: PathOrName | None = None
     """The model or checkpoint to train on from: a folder, a name on Hugging Face's hub, or a .gguf file."""
     renderer: RendererConfig = RendererConfig()
     """How the model reads messages and writes replies; the checkpoints remember it."""
@@ -140,12 +149,6 @@ class RunConfig(EnvironmentSettings):
         own, asked = algorithm["updates"], given.get("updates") or {}
         rest = {name: value for name, value in algorithm.items() if name != "updates"}
         return {**given, "algorithm": rest, "updates": {**own, **asked} if isinstance(asked, Mapping) else asked}
-
-    @field_validator("start_from")
-    @classmethod
-    def _seen_from_anywhere(cls, model: str | None) -> str | None:
-        # `runs/latest` will be another run, and workers have folders of their own
-        return str(Path(model).resolve()) if model is not None and Path(model).exists() else model
 
     @field_validator("imports")
     @classmethod

@@ -21,7 +21,7 @@ from agent_rl.moe.agreement import RoutingConfig
 from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.interruption import Interruption
 from agent_rl.policy.shortening import Shortening
-from agent_rl.runs.config import AsyncConfig, EvalConfig, RolloutConfig, RunConfig
+from agent_rl.runs.config import AsyncConfig, EvalConfig, PathOrName, RolloutConfig, RunConfig
 
 MAX_TOKENS = 56
 """Of one reply of a model made here: what the built-in environments' demonstrations need. It is in the checkpoint."""
@@ -121,7 +121,7 @@ class EmbeddedEvalConfig(EvalConfig):
 class TrainConfig(RunConfig):
     """One embedded run."""
 
-    episodes: str | None = None
+    episodes: PathOrName | None = None
     """An earlier run's folder or episode file to learn from, instead of rollouts; `rollout.groups` of it a step."""
     threads: int = Field(0, ge=0)
     """Of torch; 0 for one, or for torch's own choice if the model has at least 10 million parameters."""

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.config import Section
+from agent_rl.runs.config import PathOrName
 
 
 class WarmStartOptimizerConfig(OptimizerConfig):
@@ -28,7 +29,7 @@ class WarmStartConfig(Section):
     A model to start from is only if `clone_steps` or `episodes` ask for it; its defaults are other ones, said below.
     """
 
-    episodes: str | None = None
+    episodes: PathOrName | None = None
     """A run's folder or an episode file whose episodes are the demonstrations, in place of the environment's scripts:
     those of a person (`agent-rl play`) or of any policy. Their replies are played again in this model's tokens. Tasks
     that the run evaluates on are left out."""
