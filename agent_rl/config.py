@@ -291,7 +291,7 @@ def list_settings(config: BaseModel) -> str:
 
 def _listed(config: BaseModel, prefix: str = "") -> Iterator[str]:
     for name, about, section, value in _entries(config):
-        key, about = prefix + name, " ".join(about.split()).split(". ")[0].rstrip(".")
+        key, about = prefix + name, re.split(r"(?<! al)\. ", " ".join(about.split()))[0].rstrip(".")
         if section is None:
             setting = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
         elif presets := choices(name):

@@ -1,6 +1,9 @@
 """The command line, called as a shell would."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,6 +111,20 @@ def test_main_reports_mistakes_in_one_line(
     assert not (tmp_path / "runs").exists()  # nothing is begun before the settings are known to be right
 
 
+def test_main_writes_what_an_encoding_has_not_as_escapes(tmp_path: Path) -> None:
+    (tmp_path / "über.jsonl").write_bytes(STORED.read_bytes())
+    command = [sys.executable, "-m", "agent_rl", "view", "über.jsonl"]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, cwd=tmp_path, env=ascii_only, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and r"\xfcber.jsonl" in done.stdout and not done.stderr
+
+
+def test_main_needs_no_stdout() -> None:
+    shell = f"'{sys.executable}' -m agent_rl view {STORED} >&-"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr
+
+
 def test_algorithms_lists_formulas_and_train_explains_one(capsys: pytest.CaptureFixture[str]) -> None:
     status, listed, _ = call(capsys, "algorithms")
     assert status == 0 and all(name in listed for name in choices("algorithm"))
@@ -137,6 +154,7 @@ def test_train_help_lists_the_schema(capsys: pytest.CaptureFixture[str]) -> None
         main(["train", "--help"])
     out = capsys.readouterr().out
     assert "rollout.groups=16" in out and "Tasks per step" in out and "warm_start.KEY=VALUE" in out
+    assert "(Dettmers et al. 2021" in " ".join(out.split())  # a first sentence goes on behind an abbreviation
 
 
 def test_train_dry_run_checks_the_environment(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ A command's module is imported when the command runs: a mistyped one is refused 
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -73,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
     # torch reads it when it is loaded: its threads then sleep while they wait, and leave the core to other work
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that a terminal or file can't hold is no error
+        sys.stdout.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if argv is None else argv)
     with_traceback = TRACEBACK in given
     arguments = _parse([word for word in given if word != TRACEBACK])
@@ -83,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _load(file)
         _require_stored([getattr(arguments, name) for name in getattr(arguments, "stored", ())])
         status: int = _resolve(arguments.command)(arguments)
-        sys.stdout.flush()
+        if sys.stdout:  # there is none where it was closed before the start
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # as of `agent-rl view FOLDER | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
