@@ -301,12 +301,10 @@ def _resume(folder: Path, backend: str, changes: Mapping[str, object], progress:
 
 def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:
     """Run with a display, until it ends or is asked to stop."""
-    from rich.console import Console
-
     from agent_rl.runs.stop import Stop
-    from agent_rl.view.progress import Progress
+    from agent_rl.view.progress import Progress, Screen
 
-    with Progress(Console(quiet=not progress)) as shown:
+    with Progress(Screen(quiet=not progress)) as shown:
         stop = Stop(shown.say)
         return outside_loop(lambda: work(shown, stop), stop.interrupt)
 

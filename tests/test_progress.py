@@ -1,10 +1,12 @@
 """The progress display, on a terminal and without one."""
 
 import io
+import os
 
+import pytest
 from rich.console import Console
 
-from agent_rl.view.progress import Progress, sparkline, trend
+from agent_rl.view.progress import Progress, Screen, sparkline, trend
 
 METRICS = {
     "rollout/success": 0.5,
@@ -51,6 +53,21 @@ def test_progress_shows_pairs_without_rollouts() -> None:
 def test_progress_redraws_on_a_terminal() -> None:
     text = shown(terminal=True)
     assert "\x1b" in text and "hello" in text and "5000 sampled tokens/s" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_goes_on_where_nobody_reads_it(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    file = os.fdopen(write, "w")
+    with Progress(Screen(file=file, force_terminal=terminal)) as progress:
+        progress.say("hello")
+        progress.train_step(1, 2, METRICS, "")
+    assert capsys.readouterr().err == (
+        "the output can't be written any more ([Errno 32] Broken pipe); the work goes on without it\n"
+    )
+    with pytest.raises(BrokenPipeError):
+        file.close()
 
 
 def test_trend_and_sparkline_by_hand() -> None:

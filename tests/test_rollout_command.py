@@ -216,3 +216,10 @@ def test_refused_rollout_leaves_the_settings_of_a_live_one(tmp_path: Path, capsy
     assert "another writer" in capsys.readouterr().err and settings.read_bytes() == before
     assert main(["rollout", "env=calculator-v0", "policy=oracle", "n=2", "floors=false", f"out={file}"]) == 0
     assert len(list(read_episodes(file))) == 2 and settings.read_bytes() != before
+
+
+def test_rollout_stores_all_where_nobody_reads_its_output(tmp_path: Path) -> None:
+    shell = f"'{sys.executable}' -m agent_rl rollout env=guess-v0 n=3 out={tmp_path}/episodes.jsonl | :"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
+    assert "the work goes on without it" in done.stderr
+    assert json.loads((tmp_path / "episodes.results.json").read_text())["episodes"] == 3

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first stops at the next good moment, the second at once; both say how to continue."""
+"""Ctrl-C: the first stops at the next good moment, the second at once; both say how to continue. And SIGHUP."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
+import agent_rl as ar
 from agent_rl.cli import main
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.runs.stop import Interrupted, Stop
 from tests.runs import SMALL
+
+
+def small() -> list[str]:
+    return [f"{key}={json.dumps(value).replace(chr(34), '')}" for key, value in SMALL.items()]
 
 
 async def interrupts_in_a_task() -> None:
@@ -51,9 +57,37 @@ def test_second_interrupt_of_training_says_how_to_resume(
 
     monkeypatch.setattr(Engine, "step", interrupted)
     monkeypatch.chdir(tmp_path)
-    small = [f"{key}={json.dumps(value).replace(chr(34), '')}" for key, value in SMALL.items()]
-    assert main(["train", *small, "checkpoint_every=1"]) == 130
+    assert main(["train", *small(), "checkpoint_every=1"]) == 130
     out, err = capfd.readouterr()
     gc.collect()
     assert out.splitlines()[-1].startswith("Stopped; continue with: agent-rl train resume=runs/")
     assert "Traceback" not in out + err and not caplog.records
+
+
+def test_hang_up_of_training_ends_and_saves_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = Engine.step
+
+    def hung_up(self: Engine) -> None:
+        if self.version == 1:  # in the second step
+            signal.raise_signal(signal.SIGHUP)  # by the system and by the shell
+        real(self)
+
+    monkeypatch.setattr(Engine, "step", hung_up)
+    assert main(["train", *small(), f"runs_dir={tmp_path}", "steps=9", "checkpoint_every=9", "eval.every=0"]) == 130
+    assert "Stopped; continue with: agent-rl train resume=" in capfd.readouterr().out
+    run = ar.Run(tmp_path / "latest")
+    assert [row["step"] for row in run.metrics if row["kind"] == "train"] == [1, 2]
+    assert torch.load(run.folder / "checkpoint" / "trainer_state.pt", weights_only=True)["step"] == 2
+
+
+def test_on_signals_leaves_an_ignored_hang_up() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop = Stop(print)
+        with stop.on_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert not stop.is_asked and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -95,12 +95,16 @@ def rollout(arguments: argparse.Namespace) -> int:
 
 
 def _report(ran: RolloutResult, took: float) -> None:
-    """Print a rollout's episodes and results, and store the results beside the episodes."""
+    """Store a rollout's results beside its episodes, and print both."""
     result, settings, console = ran.evaluation, ran.settings, Console()
     episodes = result.episodes
-    print_table(map(Head.of, episodes[:20]), console)
     floors = floors_of(ran, took)
     prices = {"prices": settings.prices, "judge_prices": settings.judge.prices}
+    rows = {env: of_env.table() for env, of_env in floors.items()}
+    shown = rows if len(rows) > 1 else next(iter(rows.values()), {})
+    table = result_table(result, by=settings.by, **prices) | ({"floors": shown} if shown else {})
+    ran.file.with_suffix(".results.json").write_text(dump_results(table), encoding="utf-8")
+    print_table(map(Head.of, episodes[:20]), console)
     print_results(result, console, title=settings.env_id, by=settings.by, **prices)
     for env, found in result.of_env.items():
         print(headline(env, found))
@@ -110,10 +114,6 @@ def _report(ran: RolloutResult, took: float) -> None:
         print("\n".join(failures))
     if result.failed:
         print(f"Run them again: {command('rollout', write_setting('resume', str(ran.file)), 'retry_failed=true')}")
-    rows = {env: of_env.table() for env, of_env in floors.items()}
-    shown = rows if len(rows) > 1 else next(iter(rows.values()), {})
-    table = result_table(result, by=settings.by, **prices) | ({"floors": shown} if shown else {})
-    ran.file.with_suffix(".results.json").write_text(dump_results(table), encoding="utf-8")
     view = command("view", str(ran.file), short_id(episodes[0].id))
     print(f"{len(episodes)} episodes in {ran.file}; read one: {view}")
     envs = dict.fromkeys(episode.env for episode in episodes)

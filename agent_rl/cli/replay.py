@@ -13,7 +13,7 @@ from agent_rl.runs.commands import command
 from agent_rl.runs.fork import HUMAN, ForkResult, ForkSettings, start_fork
 from agent_rl.store.heads import Head
 from agent_rl.view.conversation import clean
-from agent_rl.view.progress import Progress
+from agent_rl.view.progress import Progress, Screen
 from agent_rl.view.text import print_episode, print_table, short_id
 
 FORK_EXAMPLES = """
@@ -36,7 +36,7 @@ def fork(arguments: argparse.Namespace) -> int:
     settings = load_config(None, ForkSettings, settings=settings_of(arguments))
     asks = settings.policy.name == HUMAN  # where a display is in the way
     try:
-        with Progress(Console(quiet=True) if asks else None) as progress:
+        with Progress(Screen(quiet=True) if asks else None) as progress:
             forked = start_fork(arguments.file, arguments.id, arguments.at_turn, settings, progress)
     except ReplayError as error:
         raise ReplayError(clean(str(error))) from error

@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
 
-from rich.console import Console
-
 from agent_rl.core.messages import JSON
 from agent_rl.replay.result import Result, Status, Verification, VerifiedEpisode
 from agent_rl.replay.verify import verify as verified
 from agent_rl.runs.commands import command
 from agent_rl.view.conversation import clean
-from agent_rl.view.progress import Progress
+from agent_rl.view.progress import Progress, Screen
 from agent_rl.view.results import dump_results
 
 SHOWN = 20
@@ -46,7 +44,7 @@ def verify(arguments: argparse.Namespace) -> int:
     """Verify episodes; return 0 if nothing differs, 1 if something does, 2 if nothing could be verified."""
     a = arguments
     started = time.monotonic()
-    with Progress(Console(stderr=True, quiet=a.json)) as progress:
+    with Progress(Screen(stderr=True, quiet=a.json)) as progress:
 
         def show(found: Verification, total: int) -> None:
             done = found.counts.total()

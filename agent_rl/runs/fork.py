@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import Field
-from rich.console import Console
 
 from agent_rl.concurrency import CallingThread
 from agent_rl.config import Section, load_config
@@ -32,7 +31,7 @@ from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.selection import find_episode, samples_of
 from agent_rl.store.shards import episode_file
 from agent_rl.view.person import Person
-from agent_rl.view.progress import Progress
+from agent_rl.view.progress import Progress, Screen
 from agent_rl.worker_threads import outside_loop
 
 HUMAN = "human"
@@ -106,7 +105,7 @@ def fork(
     given = settings | ({"policy": policy} if isinstance(policy, str) else {})
     config = load_config(None, ForkSettings, settings=given)
     player = None if isinstance(policy, str) else policy
-    with Progress(Console(quiet=not progress)) as shown:
+    with Progress(Screen(quiet=not progress)) as shown:
         forked = outside_loop(lambda: start_fork(path, episode_id, at_turn, config, shown, player))
     return list(forked.episodes)
 

@@ -1,4 +1,4 @@
-"""Stopping a run at its next good moment: Ctrl-C in a terminal, a scheduler's SIGTERM, or a notebook's interrupt."""
+"""Stopping a run at its next good moment: Ctrl-C, a closed terminal, a scheduler's SIGTERM, a notebook's interrupt."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ class Stop:
         self._say(f"\n[yellow]{self._notice}[/yellow]")
         self.on_ask()
 
+    def hang_up(self, *_: object) -> None:
+        """Ask, once: the system tells of a closed terminal, and the shell in it again. A handler of signals."""
+        if not self.is_asked:
+            self.interrupt()
+
     def check(self) -> None:
         """Raise `Interrupted` with the hint if the run was asked to stop."""
         if self.is_asked:
@@ -53,11 +58,14 @@ class Stop:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM ask; in the main thread only, as no other can handle signals."""
+        """Let Ctrl-C, SIGTERM and SIGHUP ask; in the main thread only, as no other can handle signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {signal.SIGINT: self.interrupt, signal.SIGTERM: self.interrupt, signal.SIGHUP: self.hang_up}
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
+            del handlers[signal.SIGHUP]
+        previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
         finally:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -34,6 +36,14 @@ def trend(values: list[float], window: int = 5) -> float | None:
     return sum(values[-window:]) / window - sum(values[-2 * window : -window]) / window
 
 
+class Screen(Console):
+    """A console that raises a `BrokenPipeError` as it is, where rich ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that is being handled."""
+        raise
+
+
 class _NotebookLive:
     """What `Progress` needs of rich's `Live`, in a notebook, where that one would need ipywidgets."""
 
@@ -57,10 +67,13 @@ class _NotebookLive:
 
 
 class Progress:
-    """Shows one thing at a time; use it as a context manager."""
+    """Shows one thing at a time; use it as a context manager.
+
+    Where nobody reads what it shows any more (a pipe, a terminal or a disk is gone), the work goes on without it.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
-        console = self.console = console or Console()
+        console = self.console = console or Screen()
         self._live: Live | _NotebookLive | None = None
         if not console.quiet and (console.is_jupyter or console.is_terminal):
             self._live = _NotebookLive() if console.is_jupyter else Live(console=console, refresh_per_second=4)
@@ -70,18 +83,30 @@ class Progress:
         self._last_line = 0.0
 
     def __enter__(self) -> Progress:
-        if self._live:
-            self._live.start()
+        with self._shown():
+            if self._live:
+                self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live:
-            self._live.update(Text())
-            self._live.stop()
+        with self._shown():
+            if self._live:
+                self._live.update(Text())
+                self._live.stop()
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.console.quiet, self._live = True, None
+            with suppress(OSError):  # of a terminal that is gone
+                print(f"the output can't be written any more ({error}); the work goes on without it", file=sys.stderr)
 
     def say(self, text: str) -> None:
         """Print a line that stays; rich markup works."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        with self._shown():
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def phase(self, name: str, step: int, of: int, detail: str) -> None:
         """Show how far a phase is; `step` counts from 0."""
@@ -89,7 +114,8 @@ class Progress:
         if self._live:
             grid = Table.grid(padding=(0, 2))
             grid.add_row(Text(name, style="bold"), ProgressBar(of, step + 1, width=40), Text(detail))
-            self._live.update(grid)
+            with self._shown():
+                self._live.update(grid)
         elif now - self._last_line >= PLAIN_SECONDS or step + 1 == of:
             self._last_line = now
             self.say(f"  {escape(name)} {step + 1}/{of}  {escape(detail)}")
@@ -104,7 +130,8 @@ class Progress:
         shown["entropy"] = f"{metrics['train/entropy']:6.3f} nats" if "train/entropy" in metrics else ""
         shown["held out"] = dev
         if self._live:
-            self._live.update(self._panel(step, of, shown), refresh=True)
+            with self._shown():
+                self._live.update(self._panel(step, of, shown), refresh=True)
         elif step % PLAIN_EVERY == 0 or step in (1, of):
             line = "  ".join(f"{name} {' '.join(value.split())}" for name, value in shown.items() if value)
             self.say(f"  step {step}/{of}  {escape(line)}")

@@ -147,7 +147,7 @@ def _end_with(parent: int) -> None:
 
 def main() -> None:
     """Serve the process that started this one."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # of the terminal's or the job's whole group: rank 0 decides
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the whole group: rank 0 decides
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     Worker(Connection(int(sys.argv[1]))).serve()
