@@ -205,6 +205,8 @@ def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tupl
     Raises:
         ConfigError: if there is no such key or preset.
     """
+    if key in known and _presets(group := key.removesuffix(".name"), known):  # as `algorithm`: with all of its parts
+        key = group
     if key.startswith(FREE):
         yield key.replace(".+", ".", 1), value  # a `+`, with which Hydra adds a key, is not needed
     elif isinstance(value, Mapping) and known.get(key):

@@ -26,6 +26,15 @@ def test_load_config_composes_presets() -> None:
     assert {"tiny", "tiny_moe"} <= set(choices("model")) and choices("no such group") == []
 
 
+def test_load_config_takes_the_name_of_an_algorithm_for_its_preset() -> None:
+    chosen = load("algorithm=gspo", "algorithm.entropy=0.1").algorithm
+    assert load("algorithm.name=gspo", "algorithm.entropy=0.1").algorithm == chosen
+    given = {"algorithm": {"name": "gspo", "entropy": 0.1}}
+    assert load_config("backend/embedded", TrainConfig, settings=given).algorithm == chosen
+    with pytest.raises(ConfigError, match="no algorithm 'gspoo'. Did you mean 'gspo'"):
+        load("algorithm.name=gspoo")
+
+
 @pytest.mark.parametrize(("backend", "schema"), [("embedded", TrainConfig), ("verl", VerlConfig)])
 def test_schema_defaults_match_the_command_line(backend: str, schema: type[RunConfig]) -> None:
     given = {"env": "calculator-v0"} | ({"start_from": "m"} if schema is VerlConfig else {})
