@@ -324,6 +324,8 @@ def _run(
     for name, (value, least) in whole.items():
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
+    if not isinstance(budget, Budget | None):
+        raise ConfigError(f"budget={budget!r}: give ar.Budget(turns=N)")
     chosen = [_chosen(each) for each in (policy if isinstance(policy, list) else [policy])]
     env_spec = replace(own := spec(id_of(env)), budget=budget or own.budget)
     if env_args:

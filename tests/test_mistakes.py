@@ -96,6 +96,7 @@ def test_declarations_name_the_mistake(declare: Callable[[], object], message: s
         ({"policy": "demonstrator"}, "define Mistaken.demonstrate.self, rng."),
         ({"seed": "a"}, "seed='a': give a whole number of at least 0"),
         ({"n": -1}, "n=-1: give a whole number of at least 1"),
+        ({"budget": {"turns": 3}}, r"budget={'turns': 3}: give ar.Budget\(turns=N\)"),
         ({"samples": 1.5}, "samples=1.5"),
         ({"env_args": {"sied": 1}}, "mistaken-v0: no argument 'sied'"),
         (
