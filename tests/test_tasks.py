@@ -5,7 +5,7 @@ import types
 import pytest
 
 from agent_rl.errors import ConfigError
-from agent_rl.gym.tasks import TaskSource, TaskStream, episode_seed, task_key
+from agent_rl.gym.tasks import TaskSource, TaskStream, episode_seed, task_key, world_seed
 
 TASKS = [{"n": i} for i in range(7)]
 
@@ -171,3 +171,11 @@ def test_episode_seeds_differ_by_every_part():
     assert len(seeds) == 125
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert max(seeds) > 2**60
+
+
+def test_world_seed_is_the_tasks_number_however_written():
+    assert [world_seed({"seed": given}) for given in (5, "5", 5.0)] == [5, 5, 5]
+    hashed = [world_seed({"n": 1, **given}) for given in ({}, {"seed": None}, {"seed": ""})]
+    assert len({*hashed}) == 3 and min(hashed) >= 2**10
+    with pytest.raises(ConfigError, match="the seed 'five': give a whole number"):
+        world_seed({"seed": "five"})

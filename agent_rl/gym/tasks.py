@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 
 from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError, DefinitionError, did_you_mean
@@ -30,6 +31,7 @@ RL_START = 2**24
 """Where the tasks of reinforcement learning begin in a `TaskStream`: behind those of the demonstrations."""
 EVALUATION_SEED = 2**31
 """The run seed of every evaluation's episodes: two evaluations of a task differ in the policy only."""
+_WHOLE_NUMBER = TypeAdapter(int)
 
 
 class TaskSource:
@@ -234,9 +236,20 @@ def task_key(task: Task) -> str:
 
 
 def world_seed(task: Task) -> int:
-    """Return the seed of a task's world, which all of its samples meet: the task's `seed`, or a hash of the task."""
+    """Return the seed of a task's world, which all of its samples meet: the task's `seed`, or a hash of the task.
+
+    A file may hold the number as text, as all values of a .csv file, or as 5.0, as in a column with gaps.
+
+    Raises:
+        ConfigError: if the task's `seed` is no whole number.
+    """
     seed = task.get("seed")
-    return seed if isinstance(seed, int) else int(task_key(task), 16) % 2**31
+    if seed in (None, ""):
+        return int(task_key(task), 16) % 2**31
+    try:
+        return _WHOLE_NUMBER.validate_python(seed)
+    except ValidationError:
+        raise ConfigError(f"a task has the seed {seed!r:.80}: give a whole number, or call it otherwise") from None
 
 
 def episode_seed(run_seed: int, task: Task, sample: int) -> int:
