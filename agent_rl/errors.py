@@ -100,6 +100,17 @@ class ToolServerError(InfrastructureError):
     """Seconds after which it asks to be called again."""
 
 
+def kind_of(error: BaseException) -> str:
+    """Return the name of the nearest class of ours, else of Python's, that an error's type derives from.
+
+    Returns:
+        An empty string where the type is one of these itself.
+    """
+    classes = type(error).__mro__
+    names = [c.__name__ for module in (__package__, "builtins") for c in classes if c.__module__ == module]
+    return "" if names[0] == type(error).__name__ else names[0]
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
     plain = {each.lower(): each for each in known}

@@ -24,6 +24,14 @@ from tests.runs import config
 STAGES = ("make", "reset", "step", "tool", "score", "group", "close")
 
 
+class DownError(ConnectionError, ar.InfrastructureError):
+    """What an index of one's own raises."""
+
+
+class UserError(Exception):
+    """No error of agent_rl's, though it has the name of one."""
+
+
 class Breaking(ar.ToolEnv):
     """The third of the instances raises at a stage; the instances after the last are for group rewards."""
 
@@ -136,6 +144,8 @@ def test_ending_counts_in_the_metrics_of_a_step() -> None:
         (SandboxError("gone"), {"sandbox_lost": 1}, 2),
         (SandboxError("gone"), {"env_crash": 2}, 1),
         (ToolServerError("down"), {"tool_infra": 4}, 3),
+        (DownError("down"), {"tool_infra": 2}, 3),
+        (UserError("my own"), {"tool_infra": 2}, 1),
     ],
 )
 def test_episode_is_run_again_as_its_ending_says(

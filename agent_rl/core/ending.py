@@ -58,7 +58,7 @@ def ending_of(
 
     Args:
         where: the stage that failed; an empty string if none did.
-        type: the name of its exception.
+        type: the name of its exception, or of the class that it derives from, as `Failure.kind` says.
         is_done: whether the task came to its own end.
         is_unjudged: whether a reward that counts failed.
         is_unread: whether the last message is a reply with a tool call that can't be read.

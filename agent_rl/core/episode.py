@@ -88,6 +88,8 @@ class Failure:
     type: str
     message: str
     traceback: str = ""
+    kind: str = ""
+    """The nearest class of agent_rl's or Python's that its type derives from, where it is none of these itself."""
 
 
 Purpose: TypeAlias = Literal["train", "eval", "rollout", "demonstration"]
@@ -170,7 +172,7 @@ class Episode(Displayed):
         error, last = self.error, self.messages[-1] if self.messages else None
         return ending_of(
             error.where if error else "",
-            error.type if error else "",
+            (error.kind or error.type) if error else "",
             is_done=self.outcome is Outcome.TERMINATED,
             is_unjudged=any(r.error is not None and r.weight != 0 for r in self.rewards),
             is_unread=last is not None and last.role == "assistant" and any(c.error for c in last.tool_calls),

@@ -20,7 +20,7 @@ from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step, own_task
 from agent_rl.core.meter import Meter, meter
 from agent_rl.core.trajectory import FinishReason
-from agent_rl.errors import ConfigError, PolicyError, RenderError
+from agent_rl.errors import ConfigError, PolicyError, RenderError, kind_of
 from agent_rl.gym.budget import overdue
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, FullContextError, Policy, Reply, unread
@@ -298,7 +298,7 @@ class EpisodeRun:
     def failed(self, error: BaseException) -> Episode:
         """Return the episode with what broke it."""
         trace = "".join(traceback.format_exception(error))
-        failure = Failure(self.stage, type(error).__name__, str(error), trace)
+        failure = Failure(self.stage, type(error).__name__, str(error), trace, kind_of(error))
         where = (self.job.spec.id, self.job.group_id, failure.where)
         _log.warning("%s, group %s: %s failed: %s: %.300s", *where, failure.type, failure.message)
         return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure, sandbox_loss=loss_told_by(error))
