@@ -7,15 +7,16 @@ import random
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 import agent_rl as ar
-from agent_rl.errors import UserError
+from agent_rl.core.sandbox_loss import Cause, SandboxLoss, loss_told_by
 from agent_rl.remote import wire
 from agent_rl.remote.playing import EnvLease
 from agent_rl.remote.server import Server
 from agent_rl.seeds import RngState, Stream, rng
 from agent_rl.serving import frames
-from agent_rl.serving.host import ServerSettings
+from agent_rl.serving.host import ServerSettings, problem
 from agent_rl.serving.leases import Lease, Leases, Owner
 from agent_rl.store.codec import dump_line
 from tests.doubles import example_episode
@@ -130,12 +131,30 @@ def test_random_generators_continue_on_the_other_side() -> None:
         RngState.of(np.random.Generator(np.random.Philox(1)))
 
 
+class DownError(ConnectionError, ar.InfrastructureError):
+    """What only the server's side knows."""
+
+
+LOST = SandboxLoss(Cause.BACKEND_GONE, "gone", {"status": -9})
+
+
 @pytest.mark.parametrize(
-    ("kind", "same"), [("ValueError", ValueError), ("SandboxError", ar.SandboxError), ("Odd", None), ("print", None)]
+    ("raised", "known"),
+    [
+        (ValueError("why"), ValueError),
+        (KeyError("why"), KeyError),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why"), UnicodeDecodeError),
+        (ar.SandboxError("why", LOST), ar.SandboxError),
+        (DownError("why"), ar.InfrastructureError),
+        (ExceptionGroup("why", [ValueError()]), Exception),
+        (SystemExit(3), Exception),
+    ],
+    ids=lambda each: getattr(each, "__name__", type(each).__name__),
 )
-def test_errors_keep_the_class_that_both_sides_know(kind: str, same: type[Exception] | None) -> None:
-    error = frames.Problem(type=kind, message="why").error()
-    assert (type(error), str(error)) == ((same, "why") if same else (RuntimeError, f"{kind}: why"))
+def test_errors_are_on_the_other_side_what_they_were(raised: BaseException, known: type[Exception]) -> None:
+    error = frames.load(TypeAdapter(frames.Problem), frames.dump(problem(raised))).error()
+    assert (type(error).__name__, str(error)) == (type(raised).__name__, str(raised)) and isinstance(error, known)
+    assert loss_told_by(error) == loss_told_by(raised)
 
 
 def test_frames_have_a_limit_and_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +205,9 @@ def test_server_scores_no_dialogue_whose_user_was_late() -> None:
         said = ar.Message("assistant", "hi")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ask(wire.Act(op="step", call=2, lease="a", action=said)), 0.01)
-        with pytest.raises(UserError, match="while the simulated user was asked"):
-            await ask(wire.Score(op="score", call=3, lease="a", episode=episode, seconds=None))
+        answer = await ask(wire.Score(op="score", call=3, lease="a", episode=episode, seconds=None))
+        assert answer.error is not None and answer.error.type == "UserError"
+        assert "while the simulated user was asked" in answer.error.message
 
     asyncio.run(main())
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Literal
 
 from agent_rl.core.messages import JSON
+from agent_rl.errors import SandboxError
 
 
 class Cause(StrEnum):
@@ -86,6 +87,11 @@ class SandboxLoss:
     def is_failure(self) -> bool:
         """Whether it counts as a failure of the policy."""
         return COUNTS_AS[self.cause] == "failure"
+
+
+def loss_told_by(error: BaseException) -> SandboxLoss | None:
+    """Return how a sandbox was lost, if it is that which the error tells of."""
+    return error.loss if isinstance(error, SandboxError) and isinstance(error.loss, SandboxLoss) else None
 
 
 def find_cause(

@@ -22,6 +22,7 @@ from agent_rl.core.episode import Episode, EpisodeGroup, Reward
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import JSON, Message, Step, Task
 from agent_rl.core.meter import wait_uncounted
+from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import ConfigError, RemoteError
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.registry import EnvSpec, parse_id
@@ -80,6 +81,12 @@ class RemoteEnv(Env):
         self._lease = secrets.token_hex(8)
         self._link: Link[Reply] | None = None
         self._state: str | None = None
+        self._loss: SandboxLoss | None = None
+
+    @property
+    def sandbox_loss(self) -> SandboxLoss | None:
+        """How the policy's code ended the sandbox there, if it did."""
+        return self._loss
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -142,7 +149,10 @@ class RemoteEnv(Env):
         return self._link
 
     async def _ask(self, request: Request) -> Reply:
-        return await self._held.connection.run(self._held, request)
+        return await self._held.connection.run(self._held, request, self._hear)
+
+    def _hear(self, reply: Reply) -> None:
+        self._loss = reply.sandbox_loss
 
 
 def _class(url: str, described: wire.Described) -> type[RemoteEnv]:

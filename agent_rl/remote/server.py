@@ -24,7 +24,7 @@ from agent_rl.remote.playing import EnvLease, close, describe, play, run, state_
 from agent_rl.remote.wire import Reply, Request
 from agent_rl.rollout.closing import close_env
 from agent_rl.serving.frames import Cancel
-from agent_rl.serving.host import Host, ServerSettings, hosting
+from agent_rl.serving.host import Host, ServerSettings, hosting, problem
 from agent_rl.serving.leases import Owner
 from agent_rl.store.codec import load_line
 from agent_rl.worker_threads import in_thread
@@ -62,8 +62,15 @@ class Server(Host[EnvLease]):
             await close_env(lease.env, lease.patience)
 
     async def reply(self, owner: Owner[EnvLease], data: str | bytes) -> Reply:
-        """Do what a request wants."""
-        return await self._reply(owner, wire.load_request(data))
+        """Do what a request wants; whatever came of it, say how the policy ended its sandbox, if it did."""
+        request = wire.load_request(data)
+        try:
+            reply = await self._reply(owner, request)
+        except (Exception, SystemExit) as error:
+            reply = Reply(call=request.call, error=problem(error))
+        lease = owner.leases.get(getattr(request, "lease", ""))
+        loss = lease.env.sandbox_loss if lease is not None and lease.env is not None else None
+        return reply if loss is None else reply.model_copy(update={"sandbox_loss": loss})
 
     async def _reply(self, owner: Owner[EnvLease], request: Request) -> Reply:
         """Return the reply to a request."""

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 from agent_rl.core.episode import Reward
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import JSON, Message, Step, Task
+from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.seeds import RngState
@@ -154,6 +155,8 @@ class Reply(serving.Reply):
     step: Step | None = None
     state: str | None = None
     """What `state_hash` says after `reset` or `step`."""
+    sandbox_loss: SandboxLoss | None = None
+    """How the policy's code ended the lease's sandbox, if it did."""
     rewards: tuple[Reward, ...] | None = None
     judgements: tuple[Judgement, ...] = ()
     values: list[float | None] | None = None

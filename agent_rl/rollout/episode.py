@@ -19,6 +19,7 @@ from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord,
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step, own_task
 from agent_rl.core.meter import Meter, meter
+from agent_rl.core.sandbox_loss import loss_told_by
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError, PolicyError, RenderError, kind_of
 from agent_rl.gym.budget import overdue
@@ -26,7 +27,7 @@ from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, FullContextError, Policy, Reply, unread
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.job import Branch, Job, messages_before
-from agent_rl.rollout.lost_sandbox import loss_told_by, only_losses, scored_anyway
+from agent_rl.rollout.lost_sandbox import only_losses, scored_anyway
 from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
 

@@ -11,16 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.judgement import Judgement
-from agent_rl.core.sandbox_loss import SandboxLoss
-from agent_rl.errors import SandboxError
 from agent_rl.gym.reward import RewardComponent, rewards_of_failure
 
 _log = logging.getLogger(__name__)
-
-
-def loss_told_by(error: BaseException) -> SandboxLoss | None:
-    """Return how a sandbox was lost, if it is that which the error tells of."""
-    return error.loss if isinstance(error, SandboxError) and isinstance(error.loss, SandboxLoss) else None
 
 
 def only_losses(steps: Sequence[Reward]) -> list[Reward]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from agent_rl import errors
 from agent_rl.core.escaping import ESCAPE, escape, plain, unescape, with_strings
-from agent_rl.errors import ConfigError, RemoteError
+from agent_rl.core.sandbox_loss import SandboxLoss
+from agent_rl.errors import ConfigError, RemoteError, SandboxError
 
 TOKEN = "AGENT_RL_SERVER_TOKEN"
 """The environment variable with the token that both sides know."""
@@ -60,16 +62,21 @@ class Problem(Frame):
     type: str
     message: str
     traceback: str = ""
+    kind: str = ""
+    """The class that it derives from, where `type` is neither Python's nor agent_rl's."""
+    loss: SandboxLoss | None = None
+    """How a sandbox was lost, if the exception tells of it."""
 
     def error(self) -> Exception:
-        """Return the exception: of the same class if it is Python's or agent_rl's."""
-        cls = getattr(errors, self.type, None) or getattr(builtins, self.type, None)
-        if not (isinstance(cls, type) and issubclass(cls, Exception)):
-            return RuntimeError(f"{self.type}: {self.message}")
-        try:
-            return cls(self.message)
-        except TypeError:  # it takes more than a message
-            return RuntimeError(f"{self.type}: {self.message}")
+        """Return the exception: of the same class if it is Python's or agent_rl's, else of one with its name."""
+        base = _known_class(self.kind or self.type)
+        if base.__name__ == self.type:
+            with suppress(TypeError):  # it takes more than a message
+                same = SandboxError(self.message, self.loss) if base is SandboxError else base(self.message)
+                if str(same) == self.message:
+                    return same
+        members = {"__init__": lambda error: None, "__str__": lambda error: self.message, "loss": self.loss}
+        return cast(Exception, type(self.type, (base,), members)())
 
 
 class Reply(Frame):
@@ -77,6 +84,13 @@ class Reply(Frame):
 
     call: int
     error: Problem | None = None
+
+
+def _known_class(name: str) -> type[Exception]:
+    found = getattr(errors, name, None) or getattr(builtins, name, None)
+    if isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, ExceptionGroup):
+        return found
+    return Exception
 
 
 def require_websockets() -> None:

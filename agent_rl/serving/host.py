@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar, Generic
 
-from agent_rl.errors import ConfigError, RemoteError
+from agent_rl.core.sandbox_loss import loss_told_by
+from agent_rl.errors import ConfigError, RemoteError, kind_of
 from agent_rl.serving import frames
 from agent_rl.serving.frames import LOCAL, TOKEN, Problem, Reply
 from agent_rl.serving.leases import L, Leases, Owner
@@ -301,5 +302,5 @@ def problem(error: BaseException) -> Problem:
         error = RemoteError("the lease was closed")
     trace = "".join(traceback.format_exception(error))
     texts = (type(error).__name__, str(error)[:10_000], trace[-20_000:])
-    kind, message, trace = (text.encode(errors="backslashreplace").decode() for text in texts)
-    return Problem(type=kind, message=message, traceback=trace)
+    name, message, trace = (text.encode(errors="backslashreplace").decode() for text in texts)
+    return Problem(type=name, message=message, traceback=trace, kind=kind_of(error), loss=loss_told_by(error))

@@ -72,9 +72,9 @@ class Connection(Generic[R]):
             return link
         return await self.thread.run(self._connected())
 
-    async def run(self, link: Link[R], request: Request) -> R:
-        """Return the reply to a request; wait on the caller's event loop."""
-        return await self.thread.run(link.ask(request))
+    async def run(self, link: Link[R], request: Request, hear: Callable[[R], None] | None = None) -> R:
+        """Return the reply to a request, which `hear` is told first; wait on the caller's event loop."""
+        return await self.thread.run(link.ask(request, hear))
 
     def begin(self, link: Link[R], request: Request, hear: Callable[[R], None] | None = None) -> Future[R]:
         """Send a request; return what will hold the reply, which `hear` is told first, on the connection's loop."""

@@ -18,8 +18,10 @@ import pytest
 import agent_rl as ar
 from agent_rl.concurrency import LoopThread
 from agent_rl.core.episode import Episode
+from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.gym.published import SERVED
 from agent_rl.gym.tasks import TaskSource
+from agent_rl.policy import Scripted
 from agent_rl.remote import wire
 from agent_rl.remote.client import connection
 from agent_rl.remote.server import serving
@@ -27,6 +29,10 @@ from agent_rl.serving.frames import TOKEN
 from agent_rl.serving.host import ServerSettings
 from tests.adapters.env_servers import PATIENCE, PICTURE, jobs, served
 from tests.adapters.sandbox_servers import health, wait_for
+from tests.sandbox.test_lost_episodes import Work
+
+WORK = "losses-work-v0"
+ar.register(WORK, tasks=lambda split, index: {"index": index})(Work)
 
 
 def content(episode: Episode) -> Episode:
@@ -69,6 +75,18 @@ def test_remote_failures_equal_local_ones(url: str) -> None:
     exits = asyncio.run(ar.run_jobs(jobs(ids[1], {"do": "exit in step"}), ar.oracle()))
     assert exits[0].outcome is ar.Outcome.FAILED  # and the server is there
     assert health(url)["taken"] == 0
+
+
+@pytest.mark.parametrize("cause", [Cause.MEMORY, Cause.BACKEND_GONE])
+@pytest.mark.parametrize("breaks", ["step", "score", "nowhere"])
+def test_remote_losses_of_sandboxes_equal_local_ones(cause: Cause, breaks: str) -> None:
+    lose = ar.Message("assistant", tool_calls=(ar.ToolCall("c", "python", {"code": str(cause)}),))
+    play = Scripted(lambda env, seed: (reply for reply in (lose, "done")))
+    task, env_args = {"index": 0}, {"breaks": breaks, "penalty": 0.5}
+    with served(WORK) as url:
+        here, there = (asyncio.run(ar.run_jobs(jobs(id, task, **env_args), play))[0] for id in (WORK, f"{url}/{WORK}"))
+    assert content(here) == content(there) and there.sandbox_loss == SandboxLoss(cause, "gone")
+    assert there.ending == ("sandbox_ended" if cause is Cause.MEMORY else "sandbox_lost")
 
 
 def test_remote_episodes_are_verified_while_their_server_is_there(tmp_path: Path) -> None:
@@ -123,8 +141,6 @@ def test_surrogates_and_floats_survive_the_wire(url: str) -> None:
         assert "no such argument" in answer.content
         yield text
 
-    from agent_rl.policy import Scripted
-
     (episode,) = asyncio.run(ar.run_jobs(jobs(f"{url}/remote-tests/odd-v0", {"do": text}), Scripted(script)))
     assert (episode.error, episode.final_text, episode.task["do"]) == (None, text, text)
 
@@ -162,8 +178,6 @@ def test_server_that_was_started_again_is_asked_again() -> None:
 
 
 def test_dead_server_fails_episodes_and_a_new_one_plays() -> None:
-    from agent_rl.policy import Scripted
-
     def script(env: ar.Env, seed: int) -> ar.Script:
         yield "20"
         server.kill()
