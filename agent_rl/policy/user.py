@@ -6,8 +6,8 @@ import asyncio
 import atexit
 import functools
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from agent_rl.core.messages import JSON, Message
@@ -39,16 +39,26 @@ class ModelUser:
         Raises:
             UserError: if it fails, takes too long, or does not finish its reply.
         """
+        async with self.answering():
+            text = await self._sample(messages)
+        return None if self.stop in text else text
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        """Hold what a reply takes to `seconds`; whatever fails in it is the user's failure.
+
+        Raises:
+            UserError: if it fails or takes too long.
+        """
         try:
             async with asyncio.timeout(self.seconds) as clock:
-                text = await self._sample(messages)
+                yield
         except UserError:
             raise
         except Exception as error:
             if clock.expired():
                 raise UserError(f"the simulated user took more than {self.seconds:g} s for a reply") from error
             raise UserError(f"the simulated user could not answer: {type(error).__name__}: {error}") from error
-        return None if self.stop in text else text
 
     async def _sample(self, messages: Sequence[Message]) -> str:
         swapped = [Message("user" if m.role == "assistant" else "assistant", m.content) for m in messages]

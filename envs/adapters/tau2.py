@@ -171,7 +171,9 @@ class CustomerService(Env):
 
     async def say(self, text: str) -> Step:
         """Say something to the user; they answer, or end the conversation."""
+        self.asking = True
         said = await self.user(text)
+        self.asking = False
         self.record.append(tau2.UserMessage(role="user", content=said))
         self.over = any(signal in said for signal in SIGNALS)
         if self.over:
@@ -228,10 +230,11 @@ class CustomerService(Env):
 
         async def answer(text: str) -> str:
             conversation.observe([Message("user", text)])
-            reply = await conversation.reply()
-            while reply.message.tool_calls and self.errors < DEFAULT_MAX_ERRORS:
-                conversation.observe(self.call(reply.message.tool_calls, "user"))
+            async with player.answering():
                 reply = await conversation.reply()
+                while reply.message.tool_calls and self.errors < DEFAULT_MAX_ERRORS:
+                    conversation.observe(self.call(reply.message.tool_calls, "user"))
+                    reply = await conversation.reply()
             if reply.finish_reason is not FinishReason.STOP or not reply.message.content.strip():
                 raise UserError(f"the simulated user did not answer: {reply.finish_reason}, {reply.message.content!r}")
             return reply.message.content

@@ -13,7 +13,7 @@ import agent_rl as ar
 from agent_rl.envs.adapters import tau2
 from agent_rl.gym.env import Env, Script
 from agent_rl.policy.scripted import Scripted
-from tests.fake_openai import FakeOpenAI, called, said
+from tests.fake_openai import HANG, Answer, FakeOpenAI, called, failed, said
 
 DOMAINS = ("airline", "retail", "telecom")
 NOT_READ: Any = None
@@ -143,6 +143,18 @@ def test_served_model_plays_the_user_with_its_tools() -> None:
     ]
     assert "Airplane Mode is now" in asked["messages"][5]["content"]
     assert "toggle_airplane_mode" in [tool["function"]["name"] for tool in asked["tools"]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "ending"), [(HANG, "TimeoutError", "timeout"), (failed(400), "UserError", "tool_infra")]
+)
+def test_user_that_is_late_or_fails_leaves_no_score(answer: Answer, error: str, ending: str) -> None:
+    budget = ar.Budget(turns=4, seconds=3.0)
+    with FakeOpenAI([said("It does not work."), answer]) as server:
+        user = {"user": "openai", "user_args": {"model": "m", "base_url": server.url}}
+        talk = Scripted(lambda env, seed: (text for text in ("What?", "Well?")))
+        (episode,) = ar.run("tau2/telecom-v0", talk, n=1, split="eval", env_args=user, budget=budget)
+    assert (episode.reward, episode.error and episode.error.type, episode.ending) == (None, error, ending)
 
 
 def test_user_without_a_request_fails_the_episode() -> None:
