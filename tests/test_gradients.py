@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, WeightedRows, collate
-from agent_rl.algorithms.algorithm import EXTREMES
 from agent_rl.algorithms.batch import LossInputs
+from agent_rl.algorithms.loss import EXTREMES
 from agent_rl.algorithms.samples import Sample
 from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
 from agent_rl.backends.embedded.model import make_model

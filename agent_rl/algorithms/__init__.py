@@ -4,10 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent_rl.algorithms.algorithm import Algorithm, LossTerms
+    from agent_rl.algorithms.algorithm import Algorithm
     from agent_rl.algorithms.batch import Denominators, Rows, ScoredRows, WeightedRows
     from agent_rl.algorithms.config import AlgorithmConfig
     from agent_rl.algorithms.experience import Experience
+    from agent_rl.algorithms.loss import LossTerms
     from agent_rl.algorithms.samples import collate, to_samples
 
 __all__ = [
@@ -27,7 +28,7 @@ _MODULES = {
     "Algorithm": "algorithm",
     "AlgorithmConfig": "config",
     "Experience": "experience",
-    "LossTerms": "algorithm",
+    "LossTerms": "loss",
     "collate": "samples",
     "to_samples": "samples",
 }

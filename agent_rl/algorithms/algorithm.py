@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TypeVar, cast
 
@@ -13,10 +13,10 @@ from torch import Tensor
 from agent_rl.algorithms import components
 from agent_rl.algorithms.advantages.estimate import AdvantageEstimate
 from agent_rl.algorithms.aggregation import shares_of_prompts, tokens_of_sequences
-from agent_rl.algorithms.batch import CriticTargets, Denominators, LossInputs, ScoredRows, WeightedRows
+from agent_rl.algorithms.batch import CriticTargets, Denominators, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import Part, computed
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.corrections import Weights, clamped_exp, log_ratio
+from agent_rl.algorithms.corrections import Weights, log_ratio
 from agent_rl.algorithms.diagnostics import (
     correction_metrics,
     mismatch,
@@ -26,30 +26,19 @@ from agent_rl.algorithms.diagnostics import (
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.group_stats import TOLERANCE
 from agent_rl.algorithms.layouts import call
-from agent_rl.algorithms.objectives.base import Prepared, Sequences, TokenLoss
-from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
+from agent_rl.algorithms.loss import LossTerms, MicroBatchLoss
+from agent_rl.algorithms.objectives.base import Prepared
+from agent_rl.algorithms.objectives.kl import KLKind, kl_in_reward
 from agent_rl.algorithms.objectives.value import value_loss
-from agent_rl.algorithms.on_tokens import described, of_tokens, on_tokens, settled, shaped
+from agent_rl.algorithms.on_tokens import of_tokens, on_tokens, settled, shaped
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.algorithms.whole_episodes import sequences_of
 from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.trajectory import Source
-from agent_rl.errors import ConfigError, DefinitionError
+from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import routing_metrics
 
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class LossTerms:
-    """A micro-batch's share of the loss, with sums over its sampled tokens to report means from, and `EXTREMES`."""
-
-    loss: Tensor
-    sums: dict[str, float]
-
-
-EXTREMES = {"ratio_max": max, "ratio_min": min}
-"""What two micro-batches' are one by, instead of their sum; both extremes are of the ratios and 1."""
 
 
 class Algorithm(Requirements):
@@ -74,6 +63,7 @@ class Algorithm(Requirements):
         self.reads_episodes = self.drift is not None or self.negative_mask is not None
         """Whether the loss of a row follows from all rows of its episode."""
         self.aggregation = components.aggregation.bind(config.aggregation)
+        self.loss = MicroBatchLoss(config, self.objective, self.negative_mask, self.aggregation)
 
     def __reduce__(self) -> tuple[type[Algorithm], tuple[AlgorithmConfig]]:
         return Algorithm, (self.config,)  # by its names: a user's functions are looked up where it is unpickled
@@ -285,68 +275,6 @@ class Algorithm(Requirements):
         """Whether what is read of whole episodes is in several rows."""
         return self.reads_episodes and len(torch.unique(batch.rows.episode)) < len(batch)
 
-    def loss(self, logprobs: Tensor, entropy: Tensor, batch: LossInputs, whole: Denominators) -> LossTerms:
-        """Return a micro-batch's share of the loss of the batch that `whole` counts.
-
-        Log-probabilities of every token given those before it, under theta, and the entropies of the distributions they
-        come from are `[B, T]`, with gradient (of the latter only if `config.entropy` is not 0). The micro-batch is of a
-        prepared batch, where the objective `needs_scores_before_update`.
-
-        Raises:
-            ConfigError: if a part reads what was not computed, such as the reference's log-probabilities.
-        """
-        config, mask = self.config, batch.loss_mask
-        known = _masked(batch, logprobs)
-        if "sequences" in self.objective.reads:
-            parts = batch.sequences
-            known.sequences = Sequences.of(mask) if parts is None else Sequences(*parts[..., None].unbind(1))
-        logprobs, mu, nothing = known.logprobs, known.rollout_logprobs, logprobs.new_zeros(())
-        found = self.objective(known)
-        token = found if isinstance(found, TokenLoss) else _token_loss(self.objective, found, known)
-        per_token, counted, learns, sums = token.loss * batch.weights, batch.counted, mask, dict[str, float]()
-        if self.negative_mask is not None:
-            left_out = self.negative_mask(known) if batch.sequences is None else batch.sequences[:, -1] > 0
-            gone = shaped(self.negative_mask, left_out, mask.shape[:1])
-            per_token, learns = torch.where(gone[:, None], nothing, per_token), mask & ~gone[:, None]
-            sums["masked_fraction"] = float(mask[gone].sum())
-        if config.kl.where != "none":
-            reference = computed(known.reference_logprobs, "reference_logprobs", f"kl.where={config.kl.where}")
-            # k1: unbiased, can be negative
-            sums["reference_kl"] = float((logprobs - reference)[mask].detach().double().sum())
-        if config.kl.where == "loss":
-            if config.kl.kind == "unbiased":
-                kl = unbiased_kl(logprobs, mu, reference)
-            else:
-                kl = kl_estimate(logprobs, reference, kind=config.kl.kind)
-            per_token = per_token + config.kl.coefficient * kl
-        if config.entropy:
-            per_token = per_token - config.entropy * torch.where(mask, entropy, nothing)
-        if token.is_whole and batch.sequences is not None:  # 0, with the gradient of what its other rows weigh
-            by_others = known.sequences.others * (token.loss - token.loss.detach())
-            per_token = torch.where(counted, per_token, nothing) + torch.where(learns, by_others, nothing)
-            counted = mask
-        read = SimpleNamespace(loss=per_token, mask=counted, whole=whole)
-        loss = self.aggregation(read, batch)
-        if loss.dim():
-            raise DefinitionError(f"aggregation '{self.aggregation.name}' returned {described(loss)}: return a scalar")
-        with torch.no_grad():
-            gap = (logprobs - mu)[mask].double()
-            moved = (logprobs - known.old_logprobs)[mask].double()
-            ratio = token.ratio.masked_fill(~mask, 1.0)
-            sums |= {
-                "ratio": float(token.ratio[mask].double().sum()),
-                "ratio_max": float(ratio.max()),
-                "ratio_min": float(ratio.min()),
-                "clip_fraction": float(token.clipped[mask].double().sum()),
-                "weight": float(batch.weights[mask].double().sum()),
-                "entropy": float(entropy[mask].double().sum()),
-                "rollout_gap": float(gap.abs().sum()),
-                # k3 estimators of KL(mu || theta) and KL(old || theta), Schulman 2020: non-negative, low variance
-                "rollout_kl": float((gap.exp() - 1 - gap).sum()),
-                "old_kl": float((moved.exp() - 1 - moved).sum()),
-            }
-        return LossTerms(loss, sums)
-
     def value_loss(self, values: Tensor, targets: CriticTargets, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the critic's loss, the mean over all tokens of `whole` that it is trained at.
 
@@ -368,27 +296,3 @@ def _trained(x: Experience) -> Tensor:
 
 SCORES = ("old_logprobs", "reference_logprobs", "values", "sum_pi_squared")
 """What advantages may read of scored rows."""
-
-
-def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
-    """The inputs of objectives, 0 at tokens that were not sampled.
-
-    Before any arithmetic: 0 * NaN is NaN, so what is outside the mask would come back with the gradient.
-    """
-    mask, nothing, reference = batch.loss_mask, logprobs.new_zeros(()), batch.reference_logprobs
-    return SimpleNamespace(
-        mask=mask,
-        logprobs=torch.where(mask, logprobs, nothing),
-        old_logprobs=torch.where(mask, batch.old_logprobs, nothing),
-        rollout_logprobs=torch.where(mask, batch.rollout_logprobs, nothing),
-        reference_logprobs=None if reference is None else torch.where(mask, reference, nothing),
-        advantages=batch.advantages,
-        weights=batch.weights,
-    )
-
-
-def _token_loss(part: Part[TokenLoss | Tensor], found: Tensor, known: SimpleNamespace) -> TokenLoss:
-    """Complete an objective's plain loss of tokens `[B, T]` with the ratio theta/old to report."""
-    loss = shaped(cast(Part[Tensor], part), found, known.mask.shape)
-    ratio = clamped_exp((known.logprobs - known.old_logprobs).detach())
-    return TokenLoss(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool))

@@ -15,7 +15,7 @@ from verl.utils.metric import Metric
 from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm, Rows, ScoredRows, to_samples
-from agent_rl.algorithms.algorithm import EXTREMES, LossTerms
+from agent_rl.algorithms.loss import EXTREMES, LossTerms
 from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens

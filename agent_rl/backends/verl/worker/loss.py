@@ -14,9 +14,9 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from agent_rl.algorithms import Algorithm, Denominators
-from agent_rl.algorithms.algorithm import EXTREMES
 from agent_rl.algorithms.batch import CriticTargets, LossInputs
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.loss import EXTREMES
 from agent_rl.gym.registry import load_once
 
 SENT = {
