@@ -1,4 +1,4 @@
-"""docs/verl_algorithms.md: its table has every preset, with what the preset chooses."""
+"""docs/verl.md names episodes as verl's are; docs/verl_algorithms.md has every preset, with what it chooses."""
 
 import re
 
@@ -8,7 +8,10 @@ from tree import ROOT
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.verl.config.settings import VerlRolloutConfig
 from agent_rl.config import load_config
+from agent_rl.core.episode import Origin
+from agent_rl.rollout.naming import names_of
 
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -40,3 +43,9 @@ def test_algorithms_page_rows_match_their_presets(name: str) -> None:
     assert all(f"`{c['name']}`" in more_parts for c in chosen_too if c is not None)
     assert ("value loss" in more_parts) == (preset.critic.where != "none")
     assert ("norm_adv_by_std_in_grpo=False" in parts[0]) == (preset.advantage.get("std") is False)
+
+
+def test_verl_page_names_an_episode_of_verl() -> None:
+    (shown,) = re.findall(r"train-\d+-\d+-\d+", (ROOT / "docs" / "verl.md").read_text())
+    step, digits = 100, 7  # by verl's rows, a task's number is its place in the run
+    assert shown == names_of(Origin("train", "train", step), (step - 1) * VerlRolloutConfig().groups, digits=digits)[1]

@@ -91,6 +91,7 @@ def test_verl_settings_keeps_a_kl_reference(where: str, wanted: bool) -> None:
         ("actor_rollout_ref.actor.calculate_entropy", "what the engine computes is what the algorithm reads"),
         ("actor_rollout_ref.rollout.val_kwargs.temperature", "set eval.temperature"),
         ("trainer.critic_warmup", "set algorithm.critic.warmup_steps"),
+        ("trainer.max_actor_ckpt_to_keep", "the best stays, too: set keep_checkpoints"),
         ("trainer.use_v1", "agent_rl's trainers are v1's"),
         ("reward.reward_model.enable", "the environment rewards"),
         ("distillation.enabled", "agent_rl's loss distils nothing"),

@@ -239,6 +239,8 @@ _REPLACED = {
     "skip.": "every step samples episodes of its own",
     "trainer.balance_batch": "verl's v1 trainers always balance",
     "trainer.save_freq": "set checkpoint_every",
+    "trainer.max_actor_ckpt_to_keep": "the best stays, too: set keep_checkpoints",
+    "trainer.max_critic_ckpt_to_keep": "the best stays, too: set keep_checkpoints",
     "trainer.test_freq": "set eval.every",
     "trainer.total_": "set steps",
     "trainer.val_before_train": "a run is evaluated before its first step; a resumed one was",
