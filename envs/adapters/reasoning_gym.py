@@ -13,6 +13,7 @@ import ast
 import functools
 import hashlib
 import itertools
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from reasoning_gym.utils import extract_answer
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message, Step, Task
 from agent_rl.envs.quiz import task_rng
+from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.registry import register
@@ -77,11 +79,15 @@ def make_task(name: str, split: str, index: int) -> Task:
     for number in itertools.count(index, _STRIDE):
         block, place = divmod(number, SIZE)
         seed = int(task_rng(split, block).integers(2**31))
-        question = open_dataset(name, seed)[place]["question"]
-        digest = hashlib.blake2b(question.encode(), digest_size=1).digest()
-        if ("eval", "train")[digest[0] % 2] == split:
+        if split_of(open_dataset(name, seed)[place]) == split:
             return {"seed": seed, "index": place}
     raise AssertionError("a count has no end")
+
+
+def split_of(entry: Mapping[str, Any]) -> str:
+    """Return the split that an entry belongs to, by a hash of its question."""
+    digest = hashlib.blake2b(entry["question"].encode(), digest_size=1).digest()
+    return ("eval", "train")[digest[0] % 2]
 
 
 class Puzzle(Env):
@@ -94,9 +100,19 @@ class Puzzle(Env):
         self.settings = settings
 
     def reset(self, task: Task, rng: np.random.Generator) -> str:
-        """Ask."""
-        self.entries = open_dataset(self.dataset, int(str(task["seed"])), **self.settings)
-        self.entry = self.entries[int(str(task["index"]))]
+        """Ask; with settings, the first question from the task's on that belongs to its split.
+
+        Raises:
+            ConfigError: if the settings leave the split no question.
+        """
+        seed, index = int(str(task["seed"])), int(str(task["index"]))
+        self.entries = open_dataset(self.dataset, seed, **self.settings)
+        ahead = (self.entries[place % SIZE] for place in range(index, index + SIZE))
+        split = split_of(open_dataset(self.dataset, seed)[index])
+        entry = next((entry for entry in ahead if split_of(entry) == split), None)
+        if entry is None:
+            raise ConfigError(f"{self.dataset}: with {self.settings} no question is left for '{split}'")
+        self.entry = entry
         return f"{self.entry['question']}\n\n{_FORM}"
 
     def step(self, action: Message) -> Step:

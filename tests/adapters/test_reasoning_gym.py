@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from reasoning_gym.factory import DATASETS
 
@@ -84,6 +85,19 @@ def test_splits_share_no_question(name: str) -> None:
     assert all(task["index"] < SIZE for tasks in splits.values() for task in tasks)
     asked = {s: {open_dataset(name, t["seed"])[t["index"]]["question"] for t in tasks} for s, tasks in splits.items()}
     assert not asked["train"] & asked["eval"] and len(asked["train"]) > 40
+
+
+def test_settings_leave_the_splits_without_common_questions() -> None:
+    spec, few = ar.spec("reasoning_gym/chain_sum-v0"), {"max_terms": 2, "min_digits": 1, "max_digits": 1}
+    asked: dict[str, set[object]] = {"train": set(), "eval": set()}
+    for split, questions in asked.items():
+        for index in range(60):
+            questions.add(spec.make(**few).reset(spec.tasks.get(split, index), np.random.default_rng(0)))
+    assert not asked["train"] & asked["eval"] and min(map(len, asked.values())) > 20
+    one, bits = {"min_n": 3, "max_n": 3}, ar.spec("reasoning_gym/count_bits-v0")
+    with pytest.raises(ar.ConfigError, match="no question is left for"):
+        for split in asked:  # there is one question, which is of one of them
+            bits.make(**one).reset(bits.tasks.get(split, 0), np.random.default_rng(0))
 
 
 def test_answer_is_read_from_tags_and_settings_change_the_puzzle() -> None:
