@@ -31,7 +31,7 @@ def test_load_config_takes_the_name_of_an_algorithm_for_its_preset() -> None:
     assert load("algorithm.name=gspo", "algorithm.entropy=0.1").algorithm == chosen
     given = {"algorithm": {"name": "gspo", "entropy": 0.1}}
     assert load_config("backend/embedded", TrainConfig, settings=given).algorithm == chosen
-    with pytest.raises(ConfigError, match="no algorithm 'gspoo'. Did you mean 'gspo'"):
+    with pytest.raises(ConfigError, match="no algorithm 'gspoo'"):
         load("algorithm.name=gspoo")
 
 

@@ -97,7 +97,7 @@ def rollout(arguments: argparse.Namespace) -> int:
 def _report(ran: RolloutResult, took: float) -> None:
     """Store a rollout's results beside its episodes, and print both."""
     result, settings, console = ran.evaluation, ran.settings, Console()
-    episodes = result.episodes
+    episodes, file = result.episodes, from_here(ran.file)
     floors = floors_of(ran, took)
     prices = {"prices": settings.prices, "judge_prices": settings.judge.prices}
     rows = {env: of_env.table() for env, of_env in floors.items()}
@@ -113,9 +113,9 @@ def _report(ran: RolloutResult, took: float) -> None:
     if failures := failure_lines(episodes):
         print("\n".join(failures))
     if result.failed:
-        print(f"Run them again: {command('rollout', write_setting('resume', str(ran.file)), 'retry_failed=true')}")
-    view = command("view", str(ran.file), short_id(episodes[0].id))
-    print(f"{len(episodes)} episodes in {ran.file}; read one: {view}")
+        print(f"Run them again: {command('rollout', write_setting('resume', file), 'retry_failed=true')}")
+    view = command("view", file, short_id(episodes[0].id))
+    print(f"{len(episodes)} episodes in {file}; read one: {view}")
     envs = dict.fromkeys(episode.env for episode in episodes)
     can_train = all(TRAIN in spec(env).tasks.splits for env in envs) and not settings.env_args
     if settings.policy.name == "oracle" and can_train and all(e.success and e.reward is not None for e in episodes):

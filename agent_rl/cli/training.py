@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from agent_rl.backends.settings import backend_of, require_files, require_verl, resumed_changes, training_config
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import list_settings, load_config, write_config
+from agent_rl.core.display import from_here
 from agent_rl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def train(arguments: argparse.Namespace) -> int:
     from agent_rl.runs.stop import Interrupted
 
     try:
-        print(f"Done: {api.train(**settings).folder}")  # type: ignore[arg-type]  # checked by the schema
+        print(f"Done: {from_here(api.train(**settings).folder)}")  # type: ignore[arg-type]  # checked by the schema
     except Interrupted as hint:
         print(f"Stopped; {hint}")
         return 130

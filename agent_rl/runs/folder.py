@@ -167,14 +167,14 @@ def check_place(runs_dir: str, name: str) -> None:
 
 
 def new_folder(runs_dir: str, name: str) -> Path:
-    """Make a run's folder.
+    """Make a run's folder; return its absolute path, as an environment may change the working directory.
 
     Raises:
         ConfigError: if the name can't be a folder's.
         OSError: if it can't be made.
     """
     check_place(runs_dir, name)
-    runs = Path(runs_dir)
+    runs = Path(runs_dir).absolute()
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for attempt in range(100):
         folder = runs / (f"{stamp}-{name}" if not attempt else f"{stamp}-{name}-{attempt}")

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from rich.markup import escape
 
 from agent_rl.config import check_config, write_setting
+from agent_rl.core.display import from_here
 from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
 from agent_rl.engines.base import SamplingParams
@@ -114,6 +115,7 @@ def start_rollout(settings: RolloutSettings, progress: Progress) -> RolloutResul
     """
     file = episode_file(settings.out or free_folder("rollout"))
     _require_place(file)
+    file = file.absolute()  # an environment may change the working directory
     imports = [*settings.imports, *load_imports(settings.policy.folder, settings.imports)]
     settings = _from_anywhere(settings.model_copy(update={"imports": imports}))
     with _open(settings, file, progress) as rollout:
@@ -143,6 +145,7 @@ def resume_rollout(
     file = episode_file(path)
     if not _settings_of(file).exists():
         raise CheckpointError(f"{file} can't be continued: {_settings_of(file)}, with its settings, is not there")
+    file = file.absolute()
     stored = read_config(file.parent, RolloutSettings, _settings_of(file).name)
     settings = _from_anywhere(check_config(RolloutSettings, {**stored.model_dump(), **changes}))
     with _open(settings, file, progress) as rollout:
@@ -173,13 +176,13 @@ class _Rollout:
         left = self._left(episodes)
         stop = Stop(self.progress.say, "Stopping; Ctrl-C again does not wait for what is under way.")
         again = ["retry_failed=true"] if retry_failed else []
-        stop.hint = f"continue with: {command('rollout', write_setting('resume', str(self.file)), *again)}"
+        stop.hint = f"continue with: {command('rollout', write_setting('resume', from_here(self.file)), *again)}"
         try:
             with stop.on_signals(), watching(status_of(self.file)):
                 asyncio.run(self._store(left, episodes, stop))
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
             raise Interrupted(
-                f"{len(episodes)} of {len(self.jobs)} episodes are in {self.file}; {stop.hint}"
+                f"{len(episodes)} of {len(self.jobs)} episodes are in {from_here(self.file)}; {stop.hint}"
             ) from error
         final = {episode.id for episode in episodes.values()}
         return summarise([episodes[_key(job)] for job in self.jobs], [e for e in stored if e.id not in final])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.markup import escape
+
 from agent_rl.backends.embedded.actor import actor_of, load_reference, sampled_as_set
 from agent_rl.backends.embedded.check import check_run, index_stored
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore
@@ -14,6 +16,7 @@ from agent_rl.backends.embedded.memory import require_memory
 from agent_rl.backends.embedded.stages import CHECKPOINT, REFERENCE, STORED, WARM, open_run
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import check_config
+from agent_rl.core.display import from_here
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.model_files import require_model
@@ -85,7 +88,7 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         restore(checkpoint, trainer)
         run.rewind(trainer.step)
-        progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
+        progress.say(f"Continuing from step {trainer.step} of {config.steps} in {escape(from_here(folder))}")
         with in_processes(folder, trainer):
             if not trainer.step:
                 run.evaluate(trainer, "before")  # which may have been cut short
@@ -99,5 +102,5 @@ def _resume_warm_start(folder: Path, config: TrainConfig, env: EnvSpec, progress
     with open_run(folder, env, config, progress, stop) as run:
         save_config(folder, config)
         run.say(str(memory))
-        run.say(f"Continuing the warm start in {folder}")
+        run.say(f"Continuing the warm start in {escape(from_here(folder))}")
         return run.begin(stored)

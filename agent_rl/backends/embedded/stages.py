@@ -25,6 +25,7 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_checkpoint import WarmCheckpoint
 from agent_rl.backends.embedded.warm_start import WarmStep, warm_start
 from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
+from agent_rl.core.display import from_here
 from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.embedded.threads import threads_restored
@@ -93,7 +94,7 @@ class LiveRun:
                 fine_tune(model, tokenizer, config, folder)
             actor = actor_of(env, config, model, tokenizer)
             self.check_fit(actor)
-            self.progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
+            self.progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. {self.place()}")
             if config.warms_up:
                 self.warm_up(actor)
         else:
@@ -123,7 +124,7 @@ class LiveRun:
         """Make a model and warm it up on demonstrations."""
         config, env, say = self.config, self.env, self.progress.say
         say(f"[bold]{env.id}[/bold]: training a small transformer from nothing.")
-        say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
+        say(f"This takes about {_minutes(config)} on two cores. {self.place()}\n")
         actor = fresh_actor(env, config)
         save_config(self.folder, self.measured_config(actor))  # for a resumed run
         self.check_fit(actor)
@@ -255,12 +256,14 @@ class LiveRun:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == "linux" else 1024) / 1024
         report = write_reports(self.folder, self.config, self.facts(), peak_rss_mib=peak)
         say = self.progress.say
-        say(f"\nDone in {self.metrics.wall_s:.0f} s, at most {peak:.0f} MiB. The report: {report}")
+        wall = self.metrics.wall_s
+        say(escape(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {from_here(report)}"))
         best = best_evaluation(self.folder / BEST)
         if best is not None and best["step"] < trainer.step:
-            say(escape(f"The weights that did best during training, {self.best()}, are in {self.folder / BEST}"))
+            where = from_here(self.folder / BEST)
+            say(escape(f"The weights that did best during training, {self.best()}, are in {where}"))
         say("Try next:")
-        folder = str(self.folder)
+        folder = from_here(self.folder)
         for line in (
             command("view", folder),
             command("view", folder, f"{self.config.eval.split}-{trainer.step:05d}-sampled-0000", "--tokens"),
@@ -269,6 +272,10 @@ class LiveRun:
         ):
             say(f"  {escape(line)}")
         return self.folder
+
+    def place(self) -> str:
+        """Return a line about where the run is."""
+        return escape(f"Everything goes to {from_here(self.folder)}/")
 
     def best(self) -> str | None:
         """Return in words how the best weights did, if any were kept."""
