@@ -48,7 +48,18 @@ def test_template_stops_at_ends_of_generation_config(loaded: PreTrainedTokenizer
     ("written", "ends"),
     [(None, []), ("{}", []), ('{"eos_token_id": null}', []), ('{"eos_token_id": 3}', [3]), ("{", [])],
 )
-def test_text_ends_reads_what_is_there(written: str | None, ends: list[int], tmp_path: Path) -> None:
+def test_text_ends_reads_what_is_there(
+    written: str | None, ends: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a tokenizer without a place has none in the working directory
     if written is not None:
         (tmp_path / "generation_config.json").write_text(written)
     assert text_ends(str(tmp_path)) == {*ends} and text_ends("") == text_ends(str(tmp_path / "gone")) == frozenset()
+
+
+def test_text_ends_takes_what_the_hub_has_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sent.json"
+    file.write_text('{"eos_token_id": [3, 5]}')
+    kept = {"org/model": str(file), "org/none": object()}  # the hub has none of the second
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name: kept[model])
+    assert text_ends("org/model") == {3, 5} and text_ends("org/none") == frozenset()

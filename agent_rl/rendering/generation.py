@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 NAME = "generation_config.json"
+TIMEOUT = 10.0
+"""Seconds that the hub has to answer."""
 
 
 def text_ends(model: str) -> frozenset[int]:
     """Return the ids of a model's folder, or of its name on Hugging Face's hub; none where nothing says them."""
+    if not model:
+        return frozenset()
     file = Path(model) / NAME if Path(model).is_dir() else _on_hub(model)
     try:
         found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file is not None else None
@@ -19,11 +23,14 @@ def text_ends(model: str) -> frozenset[int]:
 
 
 def _on_hub(model: str) -> Path | None:
-    """Return the file as transformers keeps it, downloaded if it is not there; None if it can't be had."""
-    from transformers.utils import cached_file
+    """Return the file as the hub's client keeps it, downloaded if it is not there; None if it can't be had."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
     try:
-        found = cached_file(model, NAME)
-    except (OSError, ValueError):  # no such model or file, or no network
+        known = try_to_load_from_cache(model, NAME)
+        if known is not None:
+            return Path(known) if isinstance(known, str) else None  # else the hub has said that there is none
+        get_hf_file_metadata(hf_hub_url(model, NAME), timeout=TIMEOUT)  # without the five retries of a download
+        return Path(hf_hub_download(model, NAME))
+    except Exception:  # of the hub's client, of HTTP and of the network
         return None
-    return Path(found) if found else None
