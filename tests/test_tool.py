@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import enum
+import functools
 import threading
 
 import numpy as np
@@ -328,6 +329,21 @@ def test_tool_result_without_json_is_an_exception():
 
 
 # As a function
+
+
+@pytest.mark.parametrize("options", [{}, {"inline": True}, {"retries": 1}])
+def test_tool_awaits_what_a_plain_wrapper_returns(options):
+    async def look(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "seen"
+
+    @functools.wraps(look)
+    def counted(*args, **kwargs):
+        return look(*args, **kwargs)
+
+    assert call(tool(**options)(counted), seconds=0.0).content == "seen"
+    if not options:
+        assert call(tool(timeout=0.01)(counted), seconds=9.0).tool_error is ToolErrorKind.TIMEOUT
 
 
 def test_tool_still_works_as_function_and_method():

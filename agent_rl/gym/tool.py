@@ -14,7 +14,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, ov
 
 from pydantic import ValidationError
 
-from agent_rl.concurrency import run_together
+from agent_rl.concurrency import is_awaitable, maybe_await, run_together
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
 from agent_rl.core.meter import sleep_uncounted
 from agent_rl.errors import DefinitionError, InfrastructureError, did_you_mean
@@ -265,10 +265,13 @@ def _begin(
     return _answer(called, call, bound)
 
 
-def _answer(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message:
-    """Answer with what a function returns or raises at once."""
+def _answer(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message | _Start:
+    """Answer with what a function returns or raises at once; what it returns may have to be waited for."""
     try:
-        return result_message(call, bound(), called.max_output)
+        value = bound()
+        if is_awaitable(value):  # of a wrapper of an async function
+            return partial(_wait, called, call, lambda: value)
+        return result_message(call, value, called.max_output)
     except (Exception, SystemExit) as error:
         return exception_message(call, error)
 
@@ -277,7 +280,8 @@ async def _work(called: AnyTool, call: ToolCall, bound: Callable[[], object]) ->
     """Make a sync call in a worker thread; the tool's timeout is for one that is not quick."""
     running = WorkerCall(bound, f"tool {call.name}", quick=True)
     if await running.returns_quickly():
-        return _answer(called, call, running.finished)
+        answer = _answer(called, call, running.finished)
+        return answer if isinstance(answer, Message) else await answer()
     return await _wait(called, call, running.result)
 
 
@@ -309,7 +313,7 @@ async def _wait(
     started = time.monotonic()
     try:
         async with asyncio.timeout(called.timeout) as clock:
-            value = await start()
+            value = await maybe_await(await start())
         if (
             called.is_async
             and called.timeout is not None
