@@ -13,6 +13,7 @@ from agent_rl.algorithms import Experience
 from agent_rl.backends.embedded import stages
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.rollouts import shuffled
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -25,7 +26,7 @@ from agent_rl.errors import CheckpointError, ConfigError, StoreError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TaskSource
 from agent_rl.runs.diagnosis import Diagnosis
-from agent_rl.runs.folder import new_folder
+from agent_rl.runs.folder import new_folder, read_config
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.stop import Interrupted
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
@@ -279,6 +280,9 @@ def test_ctrl_c_stops_after_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for steps in (2, 3):  # a finished run can be extended, too
         resume_run(folder, Progress(), steps=steps)
         assert json.loads((folder / "summary.json").read_text())["steps"] == steps
+    with pytest.raises(ConfigError, match="steps=2: the run has taken 3"):
+        resume_run(folder, Progress(), steps=2)
+    assert read_config(folder, TrainConfig).steps == 3
     ids = {e.id for e in read_episodes(folder)}
     assert {"eval-00000-sampled-0000", "eval-00002-greedy-0000", "eval-00003-sampled-0000"} <= ids
 

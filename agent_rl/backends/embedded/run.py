@@ -20,7 +20,7 @@ from agent_rl.core.display import from_here
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.model_files import require_model
-from agent_rl.errors import CheckpointError
+from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.runs.folder import EPISODES, new_folder, read_config, removed_if_unused, save_config
 from agent_rl.runs.stop import Stop
@@ -59,7 +59,7 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
 
     Raises:
         CheckpointError: if the folder is no run, or has no checkpoint.
-        ConfigError: if a change has no meaning.
+        ConfigError: if a change has no meaning, or the run has taken more steps.
     """
     folder = folder.resolve()
     config = read_config(folder, TrainConfig)
@@ -77,8 +77,6 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
     require_model(checkpoint)
     memory = require_memory(config, env, checkpoint)
     with open_run(folder, env, config, progress, stop) as run:
-        if changes:
-            save_config(folder, config)
         run.say(str(memory))
         model, tokenizer = load_model(checkpoint, config.device, dtype=config.dtype, merged=False)
         freeze_parameters(model, config.freeze)
@@ -87,6 +85,10 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
         actor = run.resources.enter_context(sampled_as_set(actor, config))
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         restore(checkpoint, trainer)
+        if trainer.step > config.steps:
+            raise ConfigError(f"steps={config.steps}: the run has taken {trainer.step}; name as many, or more")
+        if changes:
+            save_config(folder, config)
         run.rewind(trainer.step)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {escape(from_here(folder))}")
         with in_processes(folder, trainer):
