@@ -26,7 +26,7 @@ def test_load_config_composes_presets() -> None:
     assert {"tiny", "tiny_moe"} <= set(choices("model")) and choices("no such group") == []
 
 
-def test_load_config_takes_the_name_of_an_algorithm_for_its_preset() -> None:
+def test_algorithm_name_is_taken_for_its_preset() -> None:
     chosen = load("algorithm=gspo", "algorithm.entropy=0.1").algorithm
     assert load("algorithm.name=gspo", "algorithm.entropy=0.1").algorithm == chosen
     given = {"algorithm": {"name": "gspo", "entropy": 0.1}}
