@@ -6,6 +6,7 @@ import logging
 import re
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,16 @@ def test_watchdog_writes_while_it_watches_and_cleans_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(StoreError, match="nothing is under way"):
         read_status(status)
+
+
+def test_watchdog_outlives_a_status_that_cannot_be_written(tmp_path: Path) -> None:
+    status, deadline = tmp_path / "gone" / "status.json", time.monotonic() + 30
+    with watching(status, interval=0.005):
+        time.sleep(0.05)
+        status.parent.mkdir()
+        while not status.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert status.exists()
 
 
 def test_status_of_a_killed_process_is_not_under_way(tmp_path: Path) -> None:

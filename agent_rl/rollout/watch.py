@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -56,7 +56,8 @@ def watching(status: Path, interval: float = INTERVAL, hung: float = HUNG) -> It
 
     def watch() -> None:
         while not ended.wait(interval):
-            look(status, hung, named)
+            with suppress(OSError):  # a full disk, or a folder that is gone for a while: the next look may find room
+                look(status, hung, named)
 
     thread = threading.Thread(target=watch, name="agent_rl watchdog", daemon=True)
     thread.start()
