@@ -159,7 +159,6 @@ def test_compose_refuses_wrong_values(key: str, model: str) -> None:
         ("ray_kwargs.ray_init.num_gpus", 2),
         ("ray_kwargs.ray_init.runtime_env.env_vars.API_KEY", "secret"),
         ("trainer.logger", ["console", "wandb"]),
-        ("trainer.max_actor_ckpt_to_keep", 2),
         ("transfer_queue.backend.SimpleStorage.num_data_storage_units", 1),
     ],
 )
