@@ -10,6 +10,8 @@ import agent_rl as ar
 from agent_rl.cli import main
 from tests.runs import SMALL
 
+ELSEWHERE = Path(__file__).parent / "data"
+
 
 @ar.register("moving-v0", tasks=[{"n": n} for n in range(40)])
 class Moving(ar.ToolEnv):
@@ -17,8 +19,7 @@ class Moving(ar.ToolEnv):
 
     def reset(self, task: ar.Task, rng: object) -> str:
         self.n = task["n"]
-        Path("elsewhere").mkdir(exist_ok=True)
-        os.chdir("elsewhere")
+        os.chdir(ELSEWHERE)
         return f"say {self.n}"
 
     @ar.reward
