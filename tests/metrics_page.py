@@ -26,5 +26,7 @@ def undocumented(names: set[str], documented: list[str]) -> list[str]:
     return sorted(name for name in names if not any(pattern(known).fullmatch(name) for known in documented))
 
 
+COMMON = {"kind", "step", "wall_s"}
+"""The fields of every row."""
 EMBEDDED = [name for title in SECTIONS if not title.startswith(("Rows", "On verl")) for name in names_in(title)]
 ON_VERL = [name for title in SECTIONS if title.startswith("On verl") for name in names_in(title)]

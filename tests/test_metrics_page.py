@@ -21,7 +21,7 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.doubles import example_episode
 from tests.judged_env import judging
-from tests.metrics_page import EMBEDDED, ON_VERL, SECTIONS, names_in, pattern, undocumented
+from tests.metrics_page import COMMON, EMBEDDED, ON_VERL, SECTIONS, names_in, pattern, undocumented
 from tests.runs import SMALL, config
 
 MOE = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_intermediate": 16}
@@ -31,8 +31,6 @@ ALL_PARTS = {
     "negative_mask": {"name": "opsm", "delta": 0.1},
     "entropy": 0.001,
 }
-COMMON = {"kind", "step", "wall_s"}
-"""The fields of every row."""
 ON_STORED = {"name": "dpo", "advantage": "best-against-worst", "objective": "dpo", "aggregation": "token-sum"}
 
 

@@ -20,7 +20,7 @@ from agent_rl.store.episodes import read_episodes
 from tests.doubles import assert_plays_again
 from tests.e2e.servers import ROOT, begin, finished
 from tests.e2e.verl_cpu.settings import SETTINGS
-from tests.metrics_page import EMBEDDED, ON_VERL, undocumented
+from tests.metrics_page import COMMON, EMBEDDED, ON_VERL, undocumented
 
 TRAIN = "agent-rl train backend=verl start_from=MODEL"
 DOCTOR = "agent-rl doctor backend=verl"
@@ -84,7 +84,7 @@ def test_verl_run_raises_held_out_success(trained: tuple[Path, list[dict[str, An
 
 def test_verl_run_logs_documented_metrics_only(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     _, rows = trained
-    names = {name for row in rows for name in row.get("data", row)} - {"kind", "step"}
+    names = {name for row in rows for name in row.get("data", row)} - COMMON
     assert undocumented(names, [*EMBEDDED, *ON_VERL]) == []
 
 
