@@ -30,7 +30,12 @@ SUITES = tuple(
 )
 """The files that are run on a backend with a server, too."""
 UNPRIVILEGED = 65534
-_AS_UNPRIVILEGED = ("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
+
+
+def _as_user(uid: int) -> tuple[str, ...]:
+    return ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+
+
 DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"
 REMOTE_ADDRESS = "AGENT_RL_SANDBOXES_ADDRESS"
 E2B_KEY = "e2b_" + "0" * 40
@@ -82,13 +87,14 @@ def _local(tier: str) -> LocalSandboxes:
     return LocalSandboxes(LIMITS, tier=tier, python=python)
 
 
-def _unprivileged(tier: str) -> LocalSandboxes:
+def unprivileged(tier: str, uid: int = UNPRIVILEGED) -> LocalSandboxes:
+    """Return local sandboxes of a trainer that is another user than root."""
     _need_linux()
     if os.geteuid() != 0:
         pytest.skip(f"needs root, to become another user; the backend '{tier}' is this one already")
-    if shutil.which(_AS_UNPRIVILEGED[0]) is None:
+    if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv, of util-linux")
-    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=_AS_UNPRIVILEGED)
+    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=_as_user(uid))
 
 
 _NAMESPACES = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--net", "--ipc", "--uts")
@@ -144,8 +150,8 @@ BACKENDS = {
         Backend("jail", lambda: _local("jail"), lambda: _refused("jail")),
         Backend(
             "jail-unprivileged",
-            lambda: _unprivileged("jail"),
-            lambda: _refused("jail", _AS_UNPRIVILEGED),
+            lambda: unprivileged("jail"),
+            lambda: _refused("jail", _as_user(UNPRIVILEGED)),
             uid=UNPRIVILEGED,
         ),
         *(
@@ -157,7 +163,7 @@ BACKENDS = {
                 absolute_work=False,
                 has_sockets=False,
             )
-            for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, UNPRIVILEGED))
+            for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", unprivileged, UNPRIVILEGED))
         ),
         Backend("remote", _remote, needs=REMOTE_ADDRESS, run_by="tests/adapters/test_sandbox_server.py"),
         Backend("docker", _docker, has_users=True, needs=DOCKER_HOST, run_by="-m e2e tests/e2e/test_docker.py"),

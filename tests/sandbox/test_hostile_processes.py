@@ -18,7 +18,7 @@ import pytest
 
 from agent_rl.sandboxes.base import Sandbox
 from agent_rl.sandboxes.process import MAX_LOG, MAX_PROCESSES, Process, ProcessError
-from tests.sandbox.backends import BACKENDS, DEFAULT, LIMITS, Backend
+from tests.sandbox.backends import BACKENDS, DEFAULT, LIMITS, Backend, unprivileged
 from tests.sandbox.test_processes import BEAT, ECHO, beats, echo, read_all
 from tests.sandbox.test_sabotage import works
 
@@ -298,6 +298,8 @@ def test_relay_that_is_killed_ends_its_stream_only(box: Sandbox, backend: Backen
     assert works(run, box)
 
 
+ALONE = (1 << 29) + 1
+"""A user that nobody else is, in other tests beside these either."""
 FORK = """
 import os, time
 made = 0
@@ -320,7 +322,7 @@ def test_limit_of_processes_counts_what_runs_in_the_sandbox(run):
         pytest.skip("the kernel has no Landlock, or not enough of it")
 
     async def main() -> None:
-        sandboxes = backend.make()
+        sandboxes = unprivileged("landlock", ALONE)  # what others of this user end meanwhile would leave room
         first = await sandboxes.open(limits=limits)
         assert (await first.run_python("6 * 7")).value == "42"
         for _ in range(9):

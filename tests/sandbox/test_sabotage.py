@@ -98,8 +98,10 @@ def test_event_loop_survives_a_lingering_descriptor(box, run):
 @pytest.mark.sandbox
 def test_lingering_descriptor_blocks_a_socket_reader():
     ours, theirs = socket.socketpair()
+    ours.settimeout(30)
     with ours, theirs:
-        code = SEND_LINGERING + "import time\ntime.sleep(1)\nprint(flush=True)\ntime.sleep(60)"
+        reached = SEND_LINGERING.replace("range(3, 60)", f"[{theirs.fileno()}]")
+        code = reached + "import time\ntime.sleep(1)\nprint(flush=True)\ntime.sleep(60)"
         attacker = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
         with attacker:
             attacker.stdout.readline()
