@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 import agent_rl as ar
-from agent_rl.concurrency import LoopThread
 from agent_rl.remote.server import serving
 from agent_rl.serving.host import ServerSettings
+from tests.adapters.sandbox_servers import in_thread
 
 PATIENCE = 60.0
 PICTURE = ar.Image.of(np.zeros((2, 3), np.uint8))
@@ -79,16 +78,8 @@ class Odd(ar.ToolEnv):
         yield "done"
 
 
-@contextmanager
-def served(*envs: str, **settings: object) -> Iterator[str]:
-    thread = LoopThread("server under test")
-    context = serving([ar.spec(env) for env in envs], ServerSettings(port=0, **settings))
-    url = thread.wait(context.__aenter__())
-    try:
-        yield url
-    finally:
-        thread.wait(context.__aexit__(None, None, None))
-        thread.close()
+def served(*envs: str, **settings: object) -> AbstractContextManager[str]:
+    return in_thread(serving([ar.spec(env) for env in envs], ServerSettings(port=0, **settings)))
 
 
 def jobs(id: str, *tasks: ar.Task, samples: int = 1, **env_args: ar.JSON) -> list[ar.Job]:

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def served(backend: object | None = None, **settings: object) -> Iterator[str]:
+def in_thread(context: AbstractAsyncContextManager[str]) -> Iterator[str]:
+    """Run a server in a thread; yield its address."""
     thread = LoopThread("server under test")
-    context = serving("mine", backend or FakeSandboxes(), ServerSettings(**{"port": 0, **settings}))
     url = thread.wait(context.__aenter__())
     try:
         yield url
     finally:
         thread.wait(context.__aexit__(None, None, None))
         thread.close()
+
+
+def served(backend: object | None = None, **settings: object) -> AbstractContextManager[str]:
+    return in_thread(serving("mine", backend or FakeSandboxes(), ServerSettings(**{"port": 0, **settings})))
 
 
 def health(url: str) -> dict[str, Any]:

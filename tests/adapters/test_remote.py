@@ -16,7 +16,6 @@ import gymnasium
 import pytest
 
 import agent_rl as ar
-from agent_rl.concurrency import LoopThread
 from agent_rl.core.episode import Episode
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.gym.published import SERVED
@@ -28,7 +27,7 @@ from agent_rl.remote.server import serving
 from agent_rl.serving.frames import TOKEN
 from agent_rl.serving.host import ServerSettings
 from tests.adapters.env_servers import PATIENCE, PICTURE, jobs, served
-from tests.adapters.sandbox_servers import health, wait_for
+from tests.adapters.sandbox_servers import health, in_thread, wait_for
 from tests.sandbox.test_lost_episodes import Work
 
 WORK = "losses-work-v0"
@@ -164,16 +163,14 @@ def serve_process(port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def test_server_that_was_started_again_is_asked_again() -> None:
-    thread, port, found = LoopThread("server under test"), 0, []
+    port, found = 0, []
     for do, count in (("this", 3), ("that", 5)):
         tasks = TaskSource({"train": [{"do": do}] * count})
         context = serving([replace(ar.spec("remote-tests/odd-v0"), tasks=tasks)], ServerSettings(port=port))
-        url = thread.wait(context.__aenter__())
-        there = ar.spec(f"{url}/remote-tests/odd-v0").tasks
-        found.append((there.get("train", 0)["do"], there.size("train")))
-        thread.wait(context.__aexit__(None, None, None))
+        with in_thread(context) as url:
+            there = ar.spec(f"{url}/remote-tests/odd-v0").tasks
+            found.append((there.get("train", 0)["do"], there.size("train")))
         port = int(url.rpartition(":")[2])
-    thread.close()
     assert found == [("this", 3), ("that", 5)]
 
 

@@ -14,12 +14,11 @@ from dataclasses import replace
 import pytest
 
 import agent_rl as ar
-from agent_rl.concurrency import LoopThread
 from agent_rl.core.episode import Episode
 from agent_rl.remote.server import serving
 from agent_rl.serving.host import ServerSettings
 from tests.adapters.env_servers import PATIENCE, Odd, jobs, served
-from tests.adapters.sandbox_servers import health, wait_for
+from tests.adapters.sandbox_servers import health, in_thread, wait_for
 
 
 def test_full_server_makes_wait_then_refuses() -> None:
@@ -104,12 +103,8 @@ def test_unused_leases_run_out() -> None:
 
 def test_hanging_close_frees_its_place_in_time() -> None:
     spec = replace(ar.spec("remote-tests/odd-v0"), budget=ar.Budget(close_seconds=0.1))
-    thread = LoopThread("server under test")
-    context = serving([spec], ServerSettings(port=0, capacity=1))
-    url = thread.wait(context.__aenter__())
-    with pytest.warns(RuntimeWarning, match="close took more than"):
-        asyncio.run(ar.run_jobs(jobs(f"{url}/remote-tests/odd-v0", {"do": "hang in close"}), ar.oracle()))
-    assert health(url)["taken"] == 0
-    Odd.gate.set()
-    thread.wait(context.__aexit__(None, None, None))
-    thread.close()
+    with in_thread(serving([spec], ServerSettings(port=0, capacity=1))) as url:
+        with pytest.warns(RuntimeWarning, match="close took more than"):
+            asyncio.run(ar.run_jobs(jobs(f"{url}/remote-tests/odd-v0", {"do": "hang in close"}), ar.oracle()))
+        assert health(url)["taken"] == 0
+        Odd.gate.set()
