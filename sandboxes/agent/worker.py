@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import io
 import linecache
@@ -76,23 +77,30 @@ def _run(code: bytes, namespace: dict[str, object], name: str) -> tuple[str | No
     try:
         source = code.decode("utf-8", "surrogatepass")
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        tree = ast.parse(source, name)
-        last = tree.body[-1] if tree.body else None
-        if not isinstance(last, ast.Expr):
-            _evaluate(tree, namespace, name)
-            return None, None
-        if len(tree.body) > 1:
-            _evaluate(ast.Module(tree.body[:-1], tree.type_ignores), namespace, name)
-        value = _evaluate(ast.Expression(last.value), namespace, name)
+        value = None
+        for part in _compile(source, name):
+            value = _evaluate(part, namespace)
         return (None if value is None else str(repr(value))), None
     except BaseException as error:
         return None, _describe(error, name)
 
 
-def _evaluate(tree: ast.Module | ast.Expression, namespace: dict[str, object], name: str) -> object:
+def _compile(source: str, name: str) -> list[types.CodeType]:
+    """Return the code of all statements but a last expression, if there are any, and of that expression, if it is one.
+
+    A source that is an expression is tried first: to part a tree takes twice the time.
+    """
+    build = functools.partial(compile, filename=name, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    with contextlib.suppress(SyntaxError):
+        return [build(source, mode="eval")]
+    tree = ast.parse(source, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    parts = [build(tree, mode="exec")]
+    return parts if last is None else [*parts, build(ast.Expression(last.value), mode="eval")]
+
+
+def _evaluate(code: types.CodeType, namespace: dict[str, object]) -> object:
     """Run a piece of code, which may await, and return the value of an expression."""
-    mode = "eval" if isinstance(tree, ast.Expression) else "exec"
-    code = compile(tree, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     value = eval(code, namespace)
     if code.co_flags & _IS_COROUTINE:
         return _event_loop().run_until_complete(cast("Coroutine[object, None, object]", value))

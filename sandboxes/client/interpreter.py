@@ -78,8 +78,10 @@ class DirectInterpreter:
         DirectInterpreter._under_way += 1
         try:
             await self._send(loop, frame, self._done)
-            self._wait_awake(self._done)
-            await (asyncio.sleep(0) if self._done.done() else self._done)  # either way, others have their turn
+            if DirectInterpreter._under_way == 1:
+                await asyncio.sleep(0)  # others have their turn while the worker begins
+                self._wait_awake(self._done)
+            await self._done
         finally:
             DirectInterpreter._under_way -= 1
             self._done = None

@@ -111,6 +111,7 @@ def test_run_python_returns_tracebacks_and_keeps_state(box, run):
     ("code", "error"),
     [
         ("x y", "SyntaxError"),
+        (" 1", "IndentationError"),
         ("x = '\0'", "null bytes"),
         ("x = '\ud800'", "SyntaxError|UnicodeEncodeError|surrogates"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
@@ -128,6 +129,11 @@ def test_run_python_returns_errors_of_the_code(box, run, code, error):
     assert any(part in result.error for part in error.split("|"))
     assert not result.state_lost
     assert run(box.run_python("1 + 1")).value == "2"
+
+
+def test_run_python_runs_no_part_of_malformed_code(box, run):
+    result = run(box.run_python("print('ran')\n(yield)"))
+    assert result.stdout == "" and "outside function" in result.error
 
 
 @pytest.mark.parametrize(
