@@ -5,6 +5,7 @@ import contextvars
 import enum
 import functools
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -316,6 +317,19 @@ def test_tool_keyboard_interrupt_propagates(inline):
 def test_as_text_converts_results(value, text):
     assert as_text(value) == text
     assert type(as_text(value)) is str
+
+
+def test_as_text_gives_sets_one_order():
+    @dataclass
+    class Found:
+        names: set[str]
+
+    letters = set("abcdefghij")
+    text = str(sorted(letters)).replace("'", '"').replace(" ", "")
+    assert as_text(letters) == text
+    assert as_text({"of": [frozenset(letters)]}) == f'{{"of":[{text}]}}'
+    assert as_text((Found(letters),)) == f'[{{"names":{text}}}]'
+    assert as_text({10, 9, -1, 2.5, "é", (2, "b"), (1, "c"), None}) == '[-1,2.5,9,10,null,[1,"c"],[2,"b"],"é"]'
 
 
 def test_tool_result_without_json_is_an_exception():

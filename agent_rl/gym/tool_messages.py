@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 from pydantic import ValidationError
@@ -19,6 +21,8 @@ _ERROR_LENGTH = 500  # characters of an exception's message that the model gets 
 def as_text(value: object) -> str:
     """Return a tool's result as the model reads it: text as it is, None as nothing, all else as compact JSON.
 
+    Sets, also in other containers, are lists in order: numbers, then the rest by its text.
+
     Raises:
         TypeError: if the value has no JSON form.
     """
@@ -29,11 +33,28 @@ def as_text(value: object) -> str:
     if isinstance(value, float):
         return repr(float(value))
     try:
-        return to_json(value, fallback=_plain).decode()
+        return to_json(_in_order(value), fallback=_plain).decode()
     except PydanticSerializationError as error:
         if "invalid utf-8" not in str(error):
             raise
         raise TypeError("bytes and images in a container have no JSON form; return images alone or in a list") from None
+
+
+def _in_order(value: object) -> object:
+    """Return containers with a list for each set, whose own order is that of the process's hashes: no replay has it."""
+    if isinstance(value, dict):
+        return {key: _in_order(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_order(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(_in_order, value), key=_rank)
+    if is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "__pydantic_serializer__"):
+        return {field.name: _in_order(getattr(value, field.name)) for field in fields(value)}
+    return value
+
+
+def _rank(value: object) -> tuple[float, str]:
+    return (value if isinstance(value, int | float) else math.inf), as_text(value)
 
 
 def _plain(value: object) -> object:
