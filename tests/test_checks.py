@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
-from tree import ROOT
+from tree import ROOT, run_python
 
 import agent_rl as ar
 from agent_rl.checks import floors
@@ -128,6 +128,27 @@ def test_finding_names_file_and_line() -> None:
     line = int(finding.where.rpartition(":")[2].rstrip(")"))
     assert "broken_envs.py:" in finding.where and "int(action.content)" in source[line - 1]
     assert "ValueError in step after the reply" in finding.problem
+
+
+@pytest.mark.parametrize("does", ["raise KeyboardInterrupt", "path.write_text('a sandbox that waits')"])
+def test_check_leaves_no_temporary_folder(does: str, tmp_path: Path) -> None:
+    code = f"""
+import asyncio, tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from agent_rl.checks.leaks import check_leaks
+
+async def play_again(example):
+    path = Path(tempfile.gettempdir()) / "once"
+    {does}
+
+tempfile.tempdir = {str(tmp_path)!r}
+bench = SimpleNamespace(examples=lambda: [1], keeping=lambda: (SimpleNamespace(play_again=play_again), []))
+asyncio.run(check_leaks(bench))
+"""
+    ran = run_python("-c", code)
+    assert ("KeyboardInterrupt" in ran.stderr) == (ran.returncode != 0), ran.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_leak_is_named() -> None:

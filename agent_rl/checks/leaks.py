@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -28,6 +30,8 @@ _REMEDIES = {
 async def check_leaks(bench: Bench) -> None:
     """Find what stays after `close`."""
     folder = Path(tempfile.mkdtemp(prefix="agent-rl-check-"))
+    # not sooner: a sandbox that waits for the next episode may keep its own there
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for example in bench.examples()[:1] + bench.examples()[-1:]:
         keeping, kept = bench.keeping()
         before, old = _held(folder), tempfile.tempdir
@@ -47,8 +51,6 @@ async def check_leaks(bench: Bench) -> None:
                 names = ", ".join(held[key] for key in left[:3])
                 problem = f"each episode leaves a {kind} after close(): {names}"
                 bench.find("leak", problem, place(bench.cls, "close"), _REMEDIES[kind])
-    with contextlib.suppress(OSError):
-        folder.rmdir()  # a sandbox that waits for the next episode may keep its own there
 
 
 def _held(folder: Path) -> dict[str, dict[int | str, str]]:
