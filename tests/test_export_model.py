@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from agent_rl.engines.embedded.model_folder import in_format, load_model
 from agent_rl.engines.model_files import require_model
 from agent_rl.errors import CheckpointError
 from tests.engines import VOCAB
+from tests.test_checkpoint import full
 
 IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))
 
@@ -53,6 +55,19 @@ def test_export_of_a_run_loads_in_transformers(
     assert tokenizer.chat_template == its.chat_template and tokenizer.get_vocab() == its.get_vocab()
     assert loaded.generation_config.max_new_tokens == ours.generation_config.max_new_tokens
     assert main(["export", str(folder), str(out)]) == 1 and "is there already" in capsys.readouterr().err
+
+
+def test_weights_have_the_rights_of_other_files(folder: Path, tmp_path: Path) -> None:
+    assert main(["export", str(folder), str(tmp_path / "model")]) == 0
+    for place in (folder / "checkpoint", tmp_path / "model"):
+        assert len({file.stat().st_mode for file in place.iterdir()}) == 1, place
+
+
+def test_export_that_does_not_fit_says_so(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with full():
+        assert main(["export", str(folder), str(tmp_path / "model")]) == 1
+    said = r"model can't be written with \d+ MiB free, .*: make room, or name another folder"
+    assert re.search(said, capsys.readouterr().err) and not [*tmp_path.iterdir()]
 
 
 def test_export_merges_an_adapter(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

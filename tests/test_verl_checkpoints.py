@@ -14,9 +14,9 @@ import agent_rl as ar
 from agent_rl.backends.verl.driver.checkpoints import (
     bytes_of_parts,
     describe_checkpoint,
+    finish_model,
     parameters_of,
     record_evaluation,
-    record_renderer,
     remove_old,
 )
 from agent_rl.rendering import ChatMLRenderer, TemplateRenderer, load_renderer, train_tokenizer
@@ -86,5 +86,7 @@ def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
 def test_checkpoint_remembers_the_renderer_of_its_run(given: dict[str, str], kind: type, tmp_path: Path) -> None:
     saved = tmp_path / "actor" / "huggingface"
     train_tokenizer([]).save_pretrained(saved)  # as verl saves the one to start from, which remembers chatml
-    record_renderer(tmp_path, RendererConfig.model_validate(given).model_dump_json())
+    save_file({"weight": torch.zeros(2)}, saved / "model.safetensors")
+    finish_model(tmp_path, RendererConfig.model_validate(given).model_dump_json())
+    assert len({file.stat().st_mode for file in saved.iterdir()}) == 1, "some can't be read by others"
     assert isinstance(load_renderer(AutoTokenizer.from_pretrained(saved)), kind)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +21,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """What a name on the hub looks like: `organisation/model`."""
 HUB_TIMEOUT = 10.0
 """Seconds that the hub has to answer."""
+RESUME = "make room, and continue the run with agent-rl train resume=FOLDER"
+"""The way out where a run can't write."""
 REMEMBERED = 60.0
 """Seconds for which its answer holds: a run asks when its settings are checked, for its memory, and when it loads."""
 _answers: dict[str, tuple[float, str]] = {}
@@ -106,6 +111,12 @@ def base_model(folder: str | Path) -> str | None:
     return name
 
 
+def share_weights(folder: Path) -> None:
+    """Give a folder's weights the rights that its other files have: safetensors lets only their owner read them."""
+    for file in folder.glob("*.safetensors"):
+        shutil.copymode(next(folder.glob("*config.json")), file)
+
+
 def require_model(folder: str | Path) -> None:
     """Check that there is a model: in a folder, which may hold an adapter and name its model, on the hub or in a file.
 
@@ -129,3 +140,21 @@ def require_model(folder: str | Path) -> None:
         is_config = False
     if not is_config:
         raise CheckpointError(f"{file} is damaged: it is no JSON object; take another checkpoint")
+
+
+@contextmanager
+def written(path: Path, way_out: str = RESUME) -> Iterator[None]:
+    """Remove a model or a state that can't be written, and say why: torch and safetensors name no full disk.
+
+    Raises:
+        CheckpointError: with what they said, the space that is left, and the way out.
+    """
+    try:
+        yield
+    except Exception as error:
+        free, said = shutil.disk_usage(path.parent).free >> 20, " ".join(str(error).split())[:200]
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{path} can't be written with {free} MiB free, {type(error).__name__}: {said}; what was written before is "
+            f"whole: {way_out}"
+        ) from error

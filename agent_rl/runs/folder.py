@@ -51,24 +51,6 @@ def save_config(folder: Path, config: BaseModel, name: str = CONFIG) -> None:
     new.replace(folder / name)
 
 
-@contextmanager
-def written(path: Path) -> Iterator[None]:
-    """Remove a model or a state that can't be written, and say why: torch and safetensors name no full disk.
-
-    Raises:
-        CheckpointError: with what they said, and the space that is left.
-    """
-    try:
-        yield
-    except Exception as error:
-        free, said = shutil.disk_usage(path.parent).free >> 20, " ".join(str(error).split())[:200]
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"{path} can't be written with {free} MiB free, {type(error).__name__}: {said}; what was written before is "
-            "whole: make room, and continue the run with agent-rl train resume=FOLDER"
-        ) from error
-
-
 def read_config(folder: Path, schema: type[M], name: str = CONFIG) -> M:
     """Return a run's settings.
 

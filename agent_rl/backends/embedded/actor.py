@@ -15,9 +15,9 @@ from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapter
 from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams, TrainedEngine, WeightFormat
-from agent_rl.engines.embedded.model_folder import in_format, load_model, make_engine
+from agent_rl.engines.embedded.model_folder import in_format, load_model, make_engine, save_model
 from agent_rl.engines.embedded.threads import use_threads
-from agent_rl.engines.model_files import BASE, base_model
+from agent_rl.engines.model_files import BASE, base_model, written
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
@@ -27,7 +27,6 @@ from agent_rl.rendering.base import Renderer
 from agent_rl.rendering.by_name import remember_renderer
 from agent_rl.rendering.config import RendererConfig
 from agent_rl.rendering.hermes import write_call
-from agent_rl.runs.folder import written
 
 OTHERS_MAX_TOKENS = 1024
 """Of one reply of a model whose `generation_config.json` does not say."""
@@ -61,8 +60,7 @@ class Actor:
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer, in the format that `transformers` loads."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        save_model(self.model, self.tokenizer, folder)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, for people."""
@@ -150,8 +148,7 @@ def fine_tune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config
         if start is None or Path(start).is_file() or base_model(start) is not None:
             base = (folder / BASE).resolve()
             with written(base):
-                model.save_pretrained(base)
-                tokenizer.save_pretrained(base)
+                save_model(model, tokenizer, base)
             start = str(base)
         model.name_or_path = start
     in_format(model, config.dtype)

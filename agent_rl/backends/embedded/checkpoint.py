@@ -15,10 +15,10 @@ import torch
 from agent_rl.backends.embedded.rollouts import load_sampled, save_sampled
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import write_setting
+from agent_rl.engines.model_files import written
 from agent_rl.errors import CheckpointError
 from agent_rl.judge.reward import evolving_judge
 from agent_rl.runs.commands import command
-from agent_rl.runs.folder import written
 
 _log = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from agent_rl.core.display import from_here
 from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.embedded.threads import threads_restored
+from agent_rl.engines.model_files import written
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.judge.run import run_judge
 from agent_rl.rollout import summarise
@@ -36,7 +37,7 @@ from agent_rl.rollout.fit import check_run_fit
 from agent_rl.rollout.watch import watching
 from agent_rl.runs.commands import command, resume_command, rollout_command
 from agent_rl.runs.diagnosis import Diagnosis
-from agent_rl.runs.folder import EPISODES, METRICS, make_latest, save_config, status_of, warn, written
+from agent_rl.runs.folder import EPISODES, METRICS, make_latest, save_config, status_of, warn
 from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.runs.report import write_reports
 from agent_rl.runs.stop import Stop

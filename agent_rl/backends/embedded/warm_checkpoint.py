@@ -11,8 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from agent_rl.backends.embedded.optimizer import Optimizer
+from agent_rl.engines.model_files import written
 from agent_rl.errors import CheckpointError
-from agent_rl.runs.folder import make_latest, written
+from agent_rl.runs.folder import make_latest
 from agent_rl.runs.stop import Stop
 
 _log = logging.getLogger(__name__)

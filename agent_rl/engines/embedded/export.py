@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from agent_rl.engines.embedded.model_folder import in_format, load_model
-from agent_rl.engines.model_files import base_model
+from agent_rl.engines.embedded.model_folder import in_format, load_model, save_model
+from agent_rl.engines.model_files import base_model, written
 from agent_rl.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def export_model(folder: str | Path, out: str | Path, *, merged: bool, dtype: st
         dtype: the format of the written weights.
 
     Raises:
-        CheckpointError: if the folder holds no model, or a damaged one.
+        CheckpointError: if the folder holds no model, or a damaged one, or `out` can't be written.
         ConfigError: if `out` is there, or an adapter is neither merged nor in a folder of its own.
     """
     out = Path(out)
@@ -32,8 +32,8 @@ def export_model(folder: str | Path, out: str | Path, *, merged: bool, dtype: st
     part = out.with_name(f".exporting-{out.name}")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        in_format(model, dtype).save_pretrained(part)
-        tokenizer.save_pretrained(part)
+        with written(part, "make room, or name another folder"):
+            save_model(in_format(model, dtype), tokenizer, part)
         part.rename(out)
     finally:
         shutil.rmtree(part, ignore_errors=True)

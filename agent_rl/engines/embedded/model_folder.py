@@ -22,7 +22,7 @@ from agent_rl.engines.embedded.adapters import load_adapter, merge, verl_weights
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.quantization import forward_in
-from agent_rl.engines.model_files import base_model, load_options, require_model
+from agent_rl.engines.model_files import base_model, load_options, require_model, share_weights
 from agent_rl.errors import CheckpointError
 
 
@@ -83,6 +83,13 @@ def _made_of(folder: str | Path, weights: dict[str, Tensor], dtype: str) -> PreT
     if (Path(folder) / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return in_format(model, dtype)
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a model, or its adapter, and its tokenizer, in the format that `transformers` loads."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    share_weights(folder)
 
 
 def in_format(model: PreTrainedModel, dtype: str) -> PreTrainedModel:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from agent_rl.engines.model_files import share_weights
 from agent_rl.rendering.by_name import remember_in_files
 from agent_rl.rendering.config import RendererConfig
 
@@ -67,9 +68,11 @@ def record_evaluation(checkpoint: Path, success: float) -> None:
         (checkpoint / EVALUATION).write_text(json.dumps({"success": success}))
 
 
-def record_renderer(checkpoint: Path, renderer: str) -> None:
-    """Leave a run's renderer, its settings as JSON, with a checkpoint's tokenizer, where `load_renderer` looks."""
-    remember_in_files(checkpoint / "actor" / "huggingface", RendererConfig.model_validate_json(renderer))
+def finish_model(checkpoint: Path, renderer: str) -> None:
+    """Leave a run's renderer, its settings as JSON, where `load_renderer` looks; let others read the weights, too."""
+    folder = checkpoint / "actor" / "huggingface"
+    remember_in_files(folder, RendererConfig.model_validate_json(renderer))
+    share_weights(folder)
 
 
 def best_step(checkpoints: Path) -> int | None:

@@ -27,7 +27,7 @@ from agent_rl.backends.verl.driver.canary import (
     Canary,
     canary_ids,
 )
-from agent_rl.backends.verl.driver.checkpoints import record_evaluation, record_renderer, remove_old
+from agent_rl.backends.verl.driver.checkpoints import finish_model, record_evaluation, remove_old
 from agent_rl.backends.verl.driver.exchange import (
     COMPUTED,
     SAMPLES,
@@ -218,7 +218,7 @@ class AlgorithmTrainer(UpdatingTrainer):
         record_position(self._checkpoint, self.store)
         super()._save_checkpoint()
         run = self.config.data.agent_rl
-        record_renderer(self._checkpoint, run.renderer)
+        finish_model(self._checkpoint, run.renderer)
         remove_old(self._checkpoint.parent, run.keep_checkpoints)
 
     @property
