@@ -58,6 +58,17 @@ def steps(file: Path, *where: str, **options: object) -> list[int | None]:
     return [e.origin.step for e in select(file, where=where, **options).episodes()]
 
 
+def test_narrow_terminal_keeps_all_columns(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    assert main(["view", str(file)]) == 0
+    titles, *_ = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["id", "reward", "stop", "turns", "calls", "errors", "question"]
+    for command in (["stats", str(file)], ["envs"]):
+        assert main(command) == 0 and "\N{HORIZONTAL ELLIPSIS}" not in capsys.readouterr().out, command
+
+
 @pytest.mark.parametrize(
     ("where", "found"),
     [

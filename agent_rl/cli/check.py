@@ -22,6 +22,7 @@ from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.lint import lint
 from agent_rl.judge.reward import judge_rewards, use_judge
 from agent_rl.judge.run import check_judges
+from agent_rl.view.tables import print_whole
 
 
 class JudgedCheckSettings(CheckSettings):
@@ -77,7 +78,7 @@ def _print(report: CheckReport) -> None:
     for split in dict.fromkeys(score.split for score in report.scores):
         table.add_row(split, *(str(report.score(policy, split)) for policy in policies))
     console = Console()
-    console.print(table)
+    print_whole(table, console)
     print(f"{report.microseconds_per_turn:.0f} microseconds of CPU a turn, without a model")
     for name, why in report.skipped.items():
         print(f"{name} is not checked: {why}")

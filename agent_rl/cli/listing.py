@@ -5,18 +5,26 @@ from __future__ import annotations
 import argparse
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from agent_rl.config import choices, load_config
 from agent_rl.gym.registry import NAMESPACES, env_ids, load_namespace, spec
+from agent_rl.view.tables import print_whole
 
 
 def list_envs(arguments: argparse.Namespace) -> int:
     """List the registered environments, and the namespaces of other packages; or those of one namespace."""
     if arguments.namespace:
         load_namespace(arguments.namespace)
-    table = Table("id", "splits", "what it is", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(
+        Column("id", no_wrap=True),
+        Column("splits", overflow="fold"),
+        Column("what it is", overflow="fold"),
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
     for name in env_ids():
         if name.startswith(f"{arguments.namespace}/" if arguments.namespace else ""):
             env = spec(name)
@@ -24,7 +32,7 @@ def list_envs(arguments: argparse.Namespace) -> int:
     if not arguments.namespace:
         for name, text in NAMESPACES.items():
             table.add_row(f"{name}/...", "", f"{text}; `agent-rl envs {name}` lists them")
-    Console().print(table)
+    print_whole(table, Console())
     return 0
 
 
@@ -42,7 +50,7 @@ def list_algorithms(arguments: argparse.Namespace) -> int:
         as_others = f"\n= {', '.join(same[name])} at ratio 1" if same[name] else ""
         several = f"\n{most} updates a batch" if (most := runs[name].updates.most) > 1 else ""
         table.add_row(name, Text(formula(config) + as_others + several))
-    Console().print(table)
+    print_whole(table, Console())
     Console().print(
         "\n= NAME at ratio 1: the same update, up to its size, while theta, old and mu are one policy: the first of a\n"
         "batch that the trained weights sampled. Later ones, old tokens and other engines tell them apart.\n"
@@ -51,5 +59,5 @@ def list_algorithms(arguments: argparse.Namespace) -> int:
     for kind, registry in KINDS.items():
         for name in registry:
             parts.add_row(kind, name, Text(registry[name].formula))
-    Console().print(parts)
+    print_whole(parts, Console())
     return 0

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from agent_rl.runs.listing import ListedRun, list_runs
 from agent_rl.view.conversation import clean
+from agent_rl.view.tables import print_whole
 
 STYLES = {"running": "green", "finished": "", "stopped": "yellow"}
 
@@ -47,10 +48,7 @@ def print_runs(arguments: argparse.Namespace) -> int:
             f"{_age(time.time() - run.changed)} ago",
         )
     if runs:
-        console = Console()
-        whole = console.measure(table, options=console.options.update(width=1000)).maximum
-        console.width = max(console.width, whole)  # a narrow terminal breaks lines
-        console.print(table)
+        print_whole(table, Console())
     print(f"{len(runs)} runs in {arguments.folder}")
     return 0
 

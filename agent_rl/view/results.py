@@ -14,6 +14,7 @@ from rich.table import Table
 from agent_rl.core.messages import JSON, without_nan
 from agent_rl.rollout.evaluation import Evaluation
 from agent_rl.rollout.judged import JudgeTotals, total_judgements
+from agent_rl.view.tables import print_whole
 from agent_rl.view.verdicts import counted
 
 
@@ -42,7 +43,7 @@ def print_results(
         which = f", of the tasks with {k} scored samples" if result.failed else ""
         say(console, f"pass@1 {result.pass_at(1):.1%}, {rates}{which}")
     if tags := result.by(by):
-        console.print(_tag_table(tags, by or "tag", k))
+        print_whole(_tag_table(tags, by or "tag", k), console)
     if len(result.stops) > 1 or result.failed:
         say(console, f"ended: {counted(result.stops)}")
     if (judged := total_judgements((*result.episodes, *result.retried), judge_prices)).judgements:

@@ -18,6 +18,7 @@ from agent_rl.stats.statistics import Statistics, ToolUse
 from agent_rl.stats.tally import Spread, Tally
 from agent_rl.view.conversation import clean
 from agent_rl.view.results import say
+from agent_rl.view.tables import print_whole
 from agent_rl.view.verdicts import counted
 
 TOP, LISTED = 5, 30
@@ -37,11 +38,11 @@ def print_statistics(found: Statistics, console: Console, *, first_step: int, me
         first_step: the number of the run's first training step.
         measured: means of the run's own metrics of time, by name.
     """
-    console.print(_tag_table(found))
+    print_whole(_tag_table(found), console)
     console.print()
     _print_endings(found, console)
     _print_tools(found, console)
-    console.print(_size_table(found))
+    print_whole(_size_table(found), console)
     console.print()
     _print_rewards(found, console)
     times = {name: seconds for name, seconds in found.parts.items() if seconds}
@@ -72,7 +73,7 @@ def print_comparison(
             interval = "" if math.isnan(low) else f" ({low:+,.3f} to {high:+,.3f})"
             numbers = (f"{c.first:,.3f}", f"{c.second:,.3f}", f"{c.difference:+,.3f}{interval}")
             table.add_row(plain(f"{key} {tag}" if key else "all"), c.measure, f"{c.tasks:,}", *numbers, f"{c.p:.2g}")
-    console.print(table)
+    print_whole(table, console)
     for comparison in compared.get(("", ""), ())[:1]:
         only = ((comparison.only_first, "A"), (comparison.only_second, "B"))
         left_out = "".join(f"; {count:,} that only {name} has scored are left out" for count, name in only if count)
@@ -204,7 +205,7 @@ def _print_tools(found: Statistics, console: Console) -> None:
     for name, use in ranked[:LISTED]:
         errors = use.errors.total()
         table.add_row(plain(name), f"{use.calls:,}", f"{errors / use.calls:.1%}", counted(use.errors))
-    console.print(table)
+    print_whole(table, console)
     if found.malformed:
         say(console, f"calls that can't be read: {found.malformed:,}")
 
@@ -233,7 +234,7 @@ def _print_rewards(found: Statistics, console: Console) -> None:
         mean = f"{component.values.mean:.3f}" if n else ""
         why = plain(counted(component.errors))
         table.add_row(plain(name), f"{component.weight:g}", mean, f"{n:,}", f"{share:.1%}", why)
-    console.print(table)
+    print_whole(table, console)
     console.print()
 
 

@@ -24,6 +24,7 @@ from agent_rl.store.token_records import TokenRecord
 from agent_rl.view.conversation import call_arguments, clean, folded
 from agent_rl.view.decoding import Decode
 from agent_rl.view.shading import shadings
+from agent_rl.view.tables import print_whole
 from agent_rl.view.tokens import legend, print_tokens
 from agent_rl.view.verdicts import print_judgement
 
@@ -105,7 +106,7 @@ def print_table(heads: Iterable[Head], console: Console, also: str | None = None
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in (*titles, *([shown] if shown else [])):
         table.add_column(title, no_wrap=True, justify="left" if title in ("id", "stop") else "right")
-    table.add_column("question")  # gives way on a narrow console
+    table.add_column("question", overflow="fold")  # gives way on a narrow console
     ids = table.columns[0]
     ids.overflow = "fold"
     for head in heads:
@@ -121,7 +122,7 @@ def print_table(heads: Iterable[Head], console: Console, also: str | None = None
             *([_field_text(head.value(shown))] if shown else []),
             Text(clean(head.question), no_wrap=True, overflow="ellipsis"),
         )
-    console.print(table)
+    print_whole(table, console)
 
 
 def _field_text(value: JSON) -> Text:
