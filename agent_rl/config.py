@@ -14,9 +14,9 @@ from functools import cache
 from importlib import resources
 from itertools import pairwise
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, TypeVar, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_rl.config_mistakes import explain, place, relevant
 from agent_rl.errors import ConfigError, did_you_mean
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 M = TypeVar("M", bound=BaseModel)
+MOST = 10_000_000
+"""Tasks, or episodes of each: they are planned before the first begins, and more is a slip that plans for hours."""
+Count: TypeAlias = Annotated[int, Field(ge=1, le=MOST)]
+"""How many tasks, or episodes of each."""
+Retries: TypeAlias = Annotated[int, Field(ge=0)]
+"""How often an episode is run again."""
 
 FREE = ("env_args.", "engine_args.", "verl.", "policy.", "retries.", "renderer.options.")
 """Keys below which anything goes: the environment's constructor, vLLM, verl, the policy's factory, the names of

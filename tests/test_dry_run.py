@@ -55,6 +55,12 @@ def test_dry_run_refuses_unusable_environments(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["rollout.groups", "rollout.samples", "eval.n", "eval.dev_n"])
+def test_dry_run_refuses_counts_that_are_slips(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", f"{name}=1000000000", "--dry-run"]) == 1
+    assert f"{name}=1000000000: input should be less than or equal to" in capsys.readouterr().err
+
+
 def test_dry_run_refuses_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--import", str(tmp_path / "gone.py"), "--dry-run"]) == 1
     assert "is no Python file" in capsys.readouterr().err

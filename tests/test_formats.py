@@ -241,6 +241,15 @@ def test_import_of_more_than_a_shard_is_one_file(tmp_path: Path, monkeypatch: py
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["e.jsonl"]
 
 
+@pytest.mark.parametrize("text", ["", "\n\n", "[]"])
+def test_import_of_nothing_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "rows.json", tmp_path / "out" / "e.jsonl"
+    file = file if text == "[]" else file.with_suffix(".jsonl")
+    file.write_text(text)
+    assert main(["import", str(file), "-o", str(out)]) == 1
+    assert f"{file} holds no episodes" in capsys.readouterr().err and not out.exists()
+
+
 def test_commands_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored, out, back = (tmp_path / name for name in ("episodes.jsonl", "out", "back.jsonl"))
     with EpisodeWriter(stored) as writer:

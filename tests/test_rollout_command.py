@@ -166,6 +166,12 @@ def test_rollout_resumed_after_its_end_runs_nothing(tmp_path: Path, capsys: pyte
     assert "of 6" in capsys.readouterr().out and (tmp_path / "episodes.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("setting", ["n=1000000000", "samples=1000000000", "retries.sandbox_lost=-1"])
+def test_rollout_refuses_counts_that_are_slips(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollout", setting]) == 1
+    assert f"{setting}: input should be" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "hint"),
     [(["resume=nowhere"], "nowhere/episodes.yaml"), (["resume=nowhere", "n=3"], "n can't change when a rollout is")],

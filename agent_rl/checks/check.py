@@ -24,7 +24,7 @@ from agent_rl.checks.leaks import check_leaks
 from agent_rl.checks.report import CheckReport
 from agent_rl.checks.tasks import check_splits, check_unchanged, task_keys
 from agent_rl.checks.tools import check_fuzz, check_schemas
-from agent_rl.config import Section
+from agent_rl.config import Count, Section
 from agent_rl.core.messages import JSON
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.worker_threads import outside_loop
@@ -57,7 +57,7 @@ class CheckSettings(Section):
     """Passed to the environment's constructor."""
     imports: list[str] = Field(default_factory=list)
     """Files that register environments; --import adds one."""
-    n: int = Field(16, ge=1)
+    n: Count = 16
     """Tasks of each split."""
     seed: int = Field(0, ge=0)
     """Of the episodes."""

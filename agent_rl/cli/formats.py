@@ -56,6 +56,8 @@ def import_(arguments: argparse.Namespace) -> int:
             for episode in import_episodes(arguments.file, arguments.format, env=arguments.env):
                 writer.write(episode)
                 count += 1
+        if not count:
+            raise ConfigError(f"{arguments.file} holds no episodes: {file} is not written")
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.updates import UpdatesConfig
-from agent_rl.config import Section
+from agent_rl.config import Count, Retries, Section
 from agent_rl.core.ending import Ending
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, load_environment
@@ -67,9 +67,9 @@ class AsyncConfig(Section):
 class RolloutConfig(Section):
     """How training episodes are sampled."""
 
-    groups: int = Field(16, ge=1)
+    groups: Count = 16
     """Tasks per step."""
-    samples: int = Field(8, ge=1)
+    samples: Count = 8
     """Episodes per task."""
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Nothing else changes the distribution, so that its log-probabilities are exact."""
@@ -82,7 +82,7 @@ class EvalConfig(Section):
 
     split: str = EVAL
     """Reported before and after; nothing is tuned on it."""
-    n: int = Field(256, ge=1)
+    n: Count = 256
     """Distinct tasks."""
     every: int = Field(10, ge=0)
     """Steps between evaluations during training; 0 evaluates before and after only."""
@@ -133,7 +133,7 @@ class RunConfig(EnvironmentSettings):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     budget: BudgetConfig = BudgetConfig()
     """Of one episode, in training and evaluation; instead of the environment's own limits."""
-    retries: dict[Ending, int] = Field(default_factory=dict)
+    retries: dict[Ending, Retries] = Field(default_factory=dict)
     """How often an episode is run again if it ends so, such as `retries.sandbox_lost=2`."""
     judge: JudgeConfig = JudgeConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pydantic import Field, model_validator
 from rich.markup import escape
 
-from agent_rl.config import check_config, write_setting
+from agent_rl.config import Count, Retries, check_config, write_setting
 from agent_rl.core.display import from_here
 from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
@@ -58,9 +58,9 @@ class RolloutSettings(EnvironmentSettings):
     """Files that register environments and policies; --import adds one."""
     policy: PolicyConfig = PolicyConfig()
     split: str = EVAL
-    n: int = Field(16, ge=1)
+    n: Count = 16
     """Tasks, the first of the split; of a mixture in all, divided by the weights."""
-    samples: int = Field(1, ge=1)
+    samples: Count = 1
     """Episodes per task."""
     seed: int = Field(0, ge=0, lt=2**63)
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
@@ -71,7 +71,7 @@ class RolloutSettings(EnvironmentSettings):
     """Instead of the environment's own limits."""
     concurrency: int = Field(64, ge=1)
     """Episodes under way at a time."""
-    retries: dict[Ending, int] = Field(default_factory=dict)
+    retries: dict[Ending, Retries] = Field(default_factory=dict)
     """How often an episode is run again if it ends so, such as `retries.sandbox_lost=2`."""
     judge: JudgeConfig = JudgeConfig()
     floors: bool | None = None

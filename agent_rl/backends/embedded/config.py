@@ -14,7 +14,7 @@ from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, Mod
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig, pretrained_defaults
-from agent_rl.config import Section
+from agent_rl.config import Count, Section
 from agent_rl.engines.base import WeightFormat
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RoutingConfig
@@ -95,12 +95,12 @@ class EmbeddedRolloutConfig(RolloutConfig):
 class EmbeddedEvalConfig(EvalConfig):
     """Which tasks are held out, and how often they are evaluated on."""
 
-    n: int = Field(384, ge=1)
+    n: Count = 384
     """Distinct tasks."""
     dev_split: str | None = None
     """The tasks to evaluate on during training; null for `dev`, so that `split` stays unseen, or for `split` if the
     environment has no `dev`."""
-    dev_n: int = Field(128, ge=1)
+    dev_n: Count = 128
     """Distinct tasks of `dev_split`."""
     keep_best: bool = True
     """Whether the weights that did best on those tasks, the latest of equals, are kept beside the last ones."""

@@ -14,6 +14,7 @@ from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.backends.embedded.fine_tuning import LoraConfig
 from agent_rl.backends.verl.config.config_keys import asynchronous, critic_settings, impossible, replaced_by
 from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, routing_settings
+from agent_rl.config import Count
 from agent_rl.gym.tasks import RL_START
 from agent_rl.runs.config import EvalConfig, RolloutConfig, RunConfig
 
@@ -21,7 +22,7 @@ from agent_rl.runs.config import EvalConfig, RolloutConfig, RunConfig
 class VerlRolloutConfig(RolloutConfig):
     """How training episodes are sampled."""
 
-    groups: int = Field(64, ge=1)
+    groups: Count = 64
     """Tasks per step."""
     max_tokens: int = Field(1024, ge=1)
     """Of one reply."""
