@@ -32,6 +32,7 @@ def test_runner_moves_latest_once_servers_run(
         env = spec("calculator-v0")
 
         def __init__(self, config: object) -> None:
+            assert "a secret" not in str(config), "loggers are handed it"
             self.get_llm_client = self.get_teacher_client = self.get_reward_handles = lambda: None
 
         def init(self) -> None:
@@ -50,6 +51,7 @@ def test_runner_moves_latest_once_servers_run(
     settings = {
         "transfer_queue": {},
         "trainer": {"v1": {"trainer_mode": "sync"}, "val_before_train": is_new},
+        "ray_kwargs": {"ray_init": {"num_cpus": 1, "runtime_env": {"env_vars": {"API_KEY": "a secret"}}}},
         "data": {"agent_rl": {"episodes": str(tmp_path / "new" / "episodes.jsonl"), "judge": {}}},
     }
     driver.Runner().run(OmegaConf.create(settings))

@@ -36,6 +36,7 @@ from agent_rl.runs.report import write_reports
 from agent_rl.runs.writers import require_writers
 from agent_rl.view.progress import Progress
 
+RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
 _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
 
 
@@ -220,6 +221,8 @@ class Runner:
         configure_verl_logging()
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
+        if OmegaConf.select(config, RUNTIME_ENV):  # Ray has it by now; verl hands its loggers the config, keys and all
+            OmegaConf.update(config, RUNTIME_ENV, {}, merge=False)
         tq.init(config.transfer_queue)
         try:
             trainer = TRAINERS[config.trainer.v1.trainer_mode](config=config)
