@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent_rl.backends.verl.config.settings import VerlConfig
+from agent_rl.backends.verl.driver import run as driver
 from agent_rl.backends.verl.driver.resume import (
     MetricsLogger,
     last_checkpoint,
     open_metrics,
+    owes_evaluation,
     record_position,
     rewind_to_checkpoint,
 )
 from agent_rl.backends.verl.driver.run import resume
 from agent_rl.cli import main
-from agent_rl.errors import CheckpointError, ConfigError, StoreError
+from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, StoreError
 from agent_rl.runs import writers
 from agent_rl.runs.folder import METRICS
 from agent_rl.runs.metrics import MetricsFile
@@ -119,12 +122,32 @@ def test_resume_refuses_a_complete_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("env: calculator-v0\nstart_from: /models/m\nsteps: 2\n")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    (tmp_path / METRICS).write_text('{"kind": "validation", "step": 2}\n')
     with pytest.raises(ConfigError, match="at step 2 already: give more with steps=N"):
         resume(tmp_path)
     with pytest.raises(ConfigError, match="at step 2 already"):
         resume(tmp_path, steps=1)
     with pytest.raises(CheckpointError, match="is no run"):
         resume(tmp_path / "nowhere")
+
+
+def test_resume_owes_the_evaluation_that_a_kill_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"env": "calculator-v0", "start_from": "/models/m", "steps": 5, "eval": {"every": 2}}
+    config = VerlConfig.model_validate(settings)
+    metrics = MetricsLogger(MetricsFile(tmp_path), lambda values: {})
+    metrics.log({"loss": 1.0, "val-core/reward": 0.5}, 2)
+    metrics.finish()
+    assert [step for step in range(6) if owes_evaluation(tmp_path, config, step)] == [0, 4, 5]
+
+    def stop(config: VerlConfig) -> list[str]:
+        raise InfrastructureError("it goes on")
+
+    monkeypatch.setattr(driver, "require_cluster", stop)
+    (tmp_path / "config.yaml").write_text("env: calculator-v0\nstart_from: /models/m\nsteps: 5\n")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("5")
+    with pytest.raises(InfrastructureError, match="it goes on"):
+        resume(tmp_path)
 
 
 @pytest.mark.parametrize(

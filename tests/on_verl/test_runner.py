@@ -24,6 +24,9 @@ def test_runner_moves_latest_once_servers_run(
     for name in ("before", "new"):
         (tmp_path / name).mkdir()
     (tmp_path / "latest").symlink_to("before")
+    (checkpoints := tmp_path / "new" / "checkpoints").mkdir()
+    if not is_new:
+        (checkpoints / "latest_checkpointed_iteration.txt").write_text("2")
 
     class Trainer:
         """Looks where the link points."""
@@ -50,7 +53,7 @@ def test_runner_moves_latest_once_servers_run(
     monkeypatch.setattr(driver, "stop_episodes", lambda manager: None)
     settings = {
         "transfer_queue": {},
-        "trainer": {"v1": {"trainer_mode": "sync"}, "val_before_train": is_new},
+        "trainer": {"v1": {"trainer_mode": "sync"}, "val_before_train": True},
         "ray_kwargs": {"ray_init": {"num_cpus": 1, "runtime_env": {"env_vars": {"API_KEY": "a secret"}}}},
         "data": {"agent_rl": {"episodes": str(tmp_path / "new" / "episodes.jsonl"), "judge": {}}},
     }

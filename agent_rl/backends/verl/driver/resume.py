@@ -15,10 +15,11 @@ from typing import cast
 
 from omegaconf import OmegaConf
 
+from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.core.messages import JSON
 from agent_rl.errors import CheckpointError
 from agent_rl.runs.folder import CONFIG, METRICS
-from agent_rl.runs.metrics import MetricsFile, rewind_metrics, rows_of_verl
+from agent_rl.runs.metrics import MetricsFile, read_metrics, rewind_metrics, rows_of_verl
 from agent_rl.runs.writers import WriterName, Writers
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.shards import Place
@@ -42,6 +43,12 @@ def last_checkpoint(checkpoints: Path) -> int:
     """Return the step of the last whole checkpoint; 0 if there is none."""
     tracker = checkpoints / "latest_checkpointed_iteration.txt"
     return int(tracker.read_text()) if tracker.exists() else 0
+
+
+def owes_evaluation(folder: Path, config: VerlConfig, step: int) -> bool:
+    """Return whether the weights of a step are to be evaluated, and were not: verl writes their checkpoint before."""
+    due = step in (0, config.steps) or step % (config.eval.every or config.steps) == 0
+    return due and not any(r["kind"] == "validation" and r["step"] == step for r in read_metrics(folder / METRICS))
 
 
 def rewind_to_checkpoint(folder: Path) -> int:

@@ -15,7 +15,7 @@ from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop
 from agent_rl.backends.verl.driver.checkpoints import describe_checkpoint
 from agent_rl.backends.verl.driver.preflight import preflight
-from agent_rl.backends.verl.driver.resume import last_checkpoint, rewind_to_checkpoint
+from agent_rl.backends.verl.driver.resume import last_checkpoint, owes_evaluation, rewind_to_checkpoint
 from agent_rl.backends.verl.driver.watchdog import (
     FAULT,
     Watchdog,
@@ -127,7 +127,8 @@ def resume(folder: Path, *, steps: int | None = None) -> Path:
     config = read_config(folder, VerlConfig)
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
-    if (done := last_checkpoint(folder / "checkpoints")) >= config.steps:
+    done = last_checkpoint(folder / "checkpoints")
+    if done > config.steps or (done == config.steps and not owes_evaluation(folder, config, done)):
         raise ConfigError(f"the run is at step {done} already: give more with steps=N")
     for warning in require_cluster(config):
         warn(folder, warning, print)
@@ -174,7 +175,7 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
     OmegaConf.save(agent_loop(config, folder), folder / "agent_loop.yaml")
     OmegaConf.save(without_secrets(OmegaConf.to_container(composed)), folder / "verl.yaml")
     (folder / FAULT).unlink(missing_ok=True)
-    composed.trainer.val_before_train = step == 0  # the checkpoint was evaluated
+    composed.trainer.val_before_train = owes_evaluation(folder, config, step)
     try:
         run_ppo(composed, task_runner_class=ray.remote(Runner))
     except RayError as error:  # its traceback is the driver's: what says more comes first
@@ -234,7 +235,7 @@ class Runner:
                 reward_loop_worker_handles=trainer.get_reward_handles(),
             )
             folder = Path(config.data.agent_rl.episodes).parent
-            if config.trainer.val_before_train:  # a new run, whose models and servers are there
+            if not last_checkpoint(folder / "checkpoints"):  # a new run, whose models and servers are there
                 make_latest(folder)
             watched = watched_processes(trainer, manager, trainer.env.id)
             judge = JudgeConfig.model_validate(OmegaConf.to_container(config.data.agent_rl.judge))
