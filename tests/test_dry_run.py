@@ -46,6 +46,7 @@ def test_dry_run_prints_the_config_only(own: str, tmp_path: Path, capsys: pytest
         (["env=checked-v0", "env_args.size=10"], "its constructor raises RuntimeError: no such size"),
         (["env=checked-v0", "algorithm=gigpo"], "define Checked.state_hash(self)"),
         (["env=checked-v0", "algorithm=vineppo"], "Checked.snapshot_attributes"),
+        (["env=checked-v0", "renderer.name=chatmll"], "no renderer 'chatmll'. Did you mean 'chatml'?"),
     ],
 )
 def test_dry_run_refuses_unusable_environments(

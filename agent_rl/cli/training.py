@@ -100,7 +100,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         raise ConfigError("doctor looks at Ray's cluster: write agent-rl doctor backend=verl, and settings as of train")
     from agent_rl.backends.verl.config.settings import VerlConfig
 
-    config = load_config("backend/verl", VerlConfig, settings={"start_from": "MODEL", **settings})
+    config = load_config("backend/verl", VerlConfig, settings={"start_from": "any/model", **settings})
     require_verl()
     from agent_rl.backends.verl.driver import run as verl_run
 

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -65,19 +66,35 @@ def load_renderer(tokenizer: PreTrainedTokenizerBase, renderer: RendererConfig |
         ConfigError: if there is no renderer of that name, or it has no such option.
         RenderError: if the tokenizer does not fit the renderer.
     """
-    from agent_rl.rendering.families import FamilyRenderer, families, family_of, matching_family
+    from agent_rl.rendering.families import family_of, matching_family
 
     config = _with_remembered(tokenizer, RendererConfig(name=renderer) if isinstance(renderer, str) else renderer)
     name = config.name or family_of(tokenizer.name_or_path) or matching_family(tokenizer) or "template"
-    if name not in RENDERERS:
-        for family in families():  # not sooner: their package takes 0.4 s to import
-            RENDERERS.add(family, partial(FamilyRenderer, family=family), FamilyRenderer)
-    factory = RENDERERS[name]
+    factory = _factory(name)
     takes = inspect.signature(factory).parameters
     if config.options and "options" not in takes:
         raise ConfigError(f"renderer={name} has no options, got {config.options}: leave out renderer.options")
     settings = {"missing": config.missing, "options": config.options}
     return factory(tokenizer, **{key: value for key, value in settings.items() if key in takes})
+
+
+def require_renderer(name: str | None) -> None:
+    """Check that there is a renderer of a name, without a tokenizer; None is what fits one.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if name is not None and name not in RENDERERS.names() and find_spec("renderers") is not None:
+        _factory(name)
+
+
+def _factory(name: str) -> RendererFactory:
+    if name not in RENDERERS:
+        from agent_rl.rendering.families import FamilyRenderer, families
+
+        for family in families():  # not sooner: their package takes 0.4 s to import
+            RENDERERS.add(family, partial(FamilyRenderer, family=family), FamilyRenderer)
+    return RENDERERS[name]
 
 
 def remember_renderer(tokenizer: PreTrainedTokenizerBase, renderer: RendererConfig) -> None:

@@ -31,11 +31,15 @@ QUOTED = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"```.*?```", "", PAGE, fl
 OF_THE_README = "agent-rl train backend=verl start_from=MODEL env=search-v0 hardware=gpu_8x80gb"
 
 
-def test_readme_command_passes_its_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_command_passes_its_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert OF_THE_README in (ROOT / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "MODEL").mkdir()
     assert main([*shlex.split(OF_THE_README)[1:], "--dry-run"]) == 0
     composed = OmegaConf.create(capsys.readouterr().out)
-    assert composed.trainer.n_gpus_per_node == 8 and composed.actor_rollout_ref.model.path == "MODEL"
+    assert composed.trainer.n_gpus_per_node == 8 and composed.actor_rollout_ref.model.path == str(tmp_path / "MODEL")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -17,6 +17,7 @@ from agent_rl.gym.env import Env
 from agent_rl.gym.mixture import Mixture, assign, members_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import task_key
+from agent_rl.rendering.by_name import require_renderer
 from agent_rl.rollout.match import seats_of
 from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.runs.writers import require_writers
@@ -27,7 +28,7 @@ def check_run(config: TrainConfig) -> EnvSpec:
     """Check a run before it begins; return its environment.
 
     Raises:
-        ConfigError: if the environment can't be trained on with these settings.
+        ConfigError: if the environment can't be trained on with these settings, or there is no such renderer.
         CheckpointError: if `start_from` has no model.
         StoreError: if there is no file of stored `episodes`.
     """
@@ -36,6 +37,7 @@ def check_run(config: TrainConfig) -> EnvSpec:
     config.context(env.budget.tokens)
     require_writers(config.report_to)
     require_optimizer(config.optimizer.kind, config.device)
+    require_renderer(config.renderer.name)
     if config.lora is not None:
         require_peft()
     if config.engine == "vllm":

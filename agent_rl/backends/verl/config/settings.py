@@ -16,7 +16,7 @@ from agent_rl.backends.verl.config.config_keys import asynchronous, critic_setti
 from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, routing_settings
 from agent_rl.config import Count
 from agent_rl.gym.tasks import RL_START
-from agent_rl.runs.config import EvalConfig, RolloutConfig, RunConfig
+from agent_rl.runs.config import EvalConfig, PathOrName, RolloutConfig, RunConfig
 
 
 class VerlRolloutConfig(RolloutConfig):
@@ -39,7 +39,7 @@ class VerlEvalConfig(EvalConfig):
 class VerlConfig(RunConfig):
     """One run on verl."""
 
-    start_from: str
+    start_from: PathOrName
     """A folder in Hugging Face's format, or a model's name there."""
     steps: int = Field(100, ge=1)
     lora: LoraConfig | None = None

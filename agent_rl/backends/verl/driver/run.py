@@ -25,10 +25,12 @@ from agent_rl.backends.verl.driver.watchdog import (
     watched_processes,
 )
 from agent_rl.config import write_setting
+from agent_rl.engines.model_files import is_hub_id, require_model
 from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
 from agent_rl.rendering import load_renderer
+from agent_rl.rendering.by_name import require_renderer
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.runs.commands import command
 from agent_rl.runs.folder import CONFIG, make_latest, new_folder, read_config, removed_if_unused, warn
@@ -51,10 +53,14 @@ def check_run(config: VerlConfig) -> DictConfig:
 
     Raises:
         UnknownEnvError: if there is no such environment.
-        ConfigError: if the environment or verl's config can't do what is asked.
+        ConfigError: if the environment or verl's config can't do what is asked, or there is no such renderer.
+        CheckpointError: if `start_from` is a relative path without a model; of all others, the nodes know.
     """
     check_environment(config)
     require_writers(config.report_to)
+    require_renderer(config.renderer.name)
+    if not (Path(config.start_from).is_absolute() or is_hub_id(config.start_from) or "://" in config.start_from):
+        require_model(config.start_from)
     if config.lora is not None:
         require_peft()
     return compose_verl(config, Path(config.runs_dir) / "dry-run")
