@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -31,6 +32,8 @@ SANDBOXES: Registry[MakeSandboxes] = Registry(
 
 _NONE: Mapping[str, JSON] = {}
 _shared: dict[str, Sandboxes] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _shared.clear())  # what serves a backend is its own process's
 
 
 def register_sandbox(name: str) -> Callable[[M], M]:
@@ -77,7 +80,7 @@ def make_backend(name: str, options: Mapping[str, JSON] = _NONE) -> Sandboxes:
 def shared_backend(name: str, options: Mapping[str, JSON] = _NONE) -> Sandboxes:
     """Return this process's backend of that name and those options, made when it is first asked for.
 
-    It lives as long as the process, from one event loop to the next.
+    It lives as long as the process, from one event loop to the next; a forked process makes its own.
 
     Raises:
         ConfigError: as `make_backend` does.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -165,6 +166,16 @@ def test_make_backend_refuses_wrong_names_and_options(name: str, options: dict[s
 def test_shared_backend_returns_one_per_options() -> None:
     assert shared_backend("local") is shared_backend("local", {})
     assert isinstance(shared_backend("local", {"warm": 2}), WarmPool)
+
+
+def test_forked_process_makes_its_own_backend() -> None:
+    """The zygote of its parent can't be its child: it waited for that without end."""
+    ours = shared_backend("local")
+    child = os.fork()
+    if not child:
+        os._exit(int(shared_backend("local") is ours))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert shared_backend("local") is ours
 
 
 def test_workbench_requires_open_sandbox() -> None:
