@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +23,7 @@ from agent_rl.gym.dialogue import UserScript
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy import Reply, Scripted, TokenPolicy, demonstrator, oracle
+from agent_rl.policy.user import _close_policies, model_user
 from agent_rl.rollout import Job, run_episode, run_jobs, summarise
 
 
@@ -142,6 +145,29 @@ def test_failed_user_fails_the_episode_without_a_score() -> None:
     assert [m.content for m in episode.messages] == ["hello", "hello"]
     hung = play(spec("dialogue-test/talk-v0"), {"slow": True}, "hello", "bye", seconds=0.2)
     assert (hung.outcome, hung.reward) == (ar.Outcome.FAILED, None)  # in spite of the budget, which cuts others
+
+
+def test_model_user_closes_policies_of_ended_loops() -> None:
+    def played(loop: asyncio.AbstractEventLoop) -> ar.Policy:
+        async def begun() -> ar.Policy:
+            users = [model_user("openai", {"model": "m", "base_url": server.url}, "", "support-v0") for _ in range(2)]
+            assert users[0].policy is users[1].policy
+            return users[0].policy
+
+        return loop.run_until_complete(begun())
+
+    def clients() -> int:
+        return sum(thread.name == "openai" for thread in threading.enumerate())
+
+    with FakeOpenAI() as server, contextlib.closing(asyncio.new_event_loop()) as living:
+        before, own = clients(), played(living)
+        for _ in range(3):
+            with contextlib.closing(asyncio.new_event_loop()) as ended:
+                assert played(ended) is not own
+        assert played(living) is own
+        assert clients() == before + 1
+    _close_policies()
+    assert clients() == before
 
 
 def test_token_policy_plays_a_user() -> None:

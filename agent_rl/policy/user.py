@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import functools
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -84,7 +84,7 @@ def model_user(name: str, settings: Mapping[str, JSON], instructions: str, env: 
 
     Args:
         name: of a policy, or a checkpoint's folder.
-        settings: of the policy; policies are made once for the same ones.
+        settings: of the policy; an event loop makes a policy once for the same ones.
         instructions: the user's system message.
         env: the id of the environment.
         seed: of what the user samples.
@@ -92,18 +92,31 @@ def model_user(name: str, settings: Mapping[str, JSON], instructions: str, env: 
     Raises:
         ConfigError: if there is no such policy, or it is a script of the environment.
     """
-    policy = _opened(asyncio.get_running_loop(), name, json.dumps(dict(settings), sort_keys=True), env)
+    policy = _policy_of(asyncio.get_running_loop(), name, json.dumps(dict(settings), sort_keys=True), env)
     if isinstance(policy, EnvPolicy):
         raise ConfigError(f"user={name} plays the environment's own script: give a model, as policy= of a rollout")
     return ModelUser(policy, instructions, seed=seed)
 
 
-_open = ExitStack()
-atexit.register(_open.close)
+_opened: dict[tuple[int, asyncio.AbstractEventLoop], tuple[ExitStack, dict[tuple[str, str, str], AnyPolicy]]] = {}
+"""The policies that are open, by the process and the event loop that they are of, as clients' connections are."""
 
 
-@functools.lru_cache(maxsize=16)
-def _opened(loop: asyncio.AbstractEventLoop, name: str, settings: str, env: str) -> AnyPolicy:
-    """Return a policy that stays open; one for each event loop, as clients' connections belong to theirs."""
-    config = PolicyConfig.model_validate({"name": name, **json.loads(settings)})
-    return _open.enter_context(open_policy(config, sampling_params(config), spec(env)))
+def _policy_of(loop: asyncio.AbstractEventLoop, name: str, settings: str, env: str) -> AnyPolicy:
+    """Return an event loop's policy, open until another asks after its end; each step of a run has a loop."""
+    _close_policies(lambda each: each.is_closed())
+    closing, policies = _opened.setdefault((os.getpid(), loop), (ExitStack(), {}))
+    if (key := (name, settings, env)) not in policies:
+        config = PolicyConfig.model_validate({"name": name, **json.loads(settings)})
+        policies[key] = closing.enter_context(open_policy(config, sampling_params(config), spec(env)))
+    return policies[key]
+
+
+def _close_policies(of: Callable[[asyncio.AbstractEventLoop], bool] = lambda loop: True) -> None:
+    """Close this process's policies of some event loops; those from before a fork have no threads to close them."""
+    for process, loop in list(_opened):
+        if process == os.getpid() and of(loop) and (ended := _opened.pop((process, loop), None)):
+            ended[0].close()
+
+
+atexit.register(_close_policies)
