@@ -1,4 +1,4 @@
-"""How many threads torch gets, and how they wait."""
+"""How many threads torch gets, how they wait, and what else of torch is the whole process's."""
 
 import os
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agent_rl.cli import main
-from agent_rl.engines.embedded.threads import ONE_THREAD, threads_restored, use_threads
+from agent_rl.engines.embedded.threads import ONE_THREAD, threads_restored, torch_as_it_starts, use_threads
 
 
 def _model(parameters: int) -> torch.nn.Module:
@@ -28,6 +28,25 @@ def test_threads_are_restored_after_error() -> None:
         use_threads(_model(8), before + 1)
         raise RuntimeError
     assert torch.get_num_threads() == before
+
+
+def test_torch_of_a_notebook_neither_changes_a_run_nor_is_changed() -> None:
+    def found() -> tuple[torch.dtype, str, bool]:
+        made = torch.tensor([0.1], requires_grad=True) * 1.0
+        return made.dtype, made.device.type, made.requires_grad
+
+    threads = torch.get_num_threads()
+    with threads_restored(), torch.device("meta"), torch.inference_mode():
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with pytest.raises(RuntimeError), torch_as_it_starts():
+                assert found() == (torch.float32, "cpu", True)
+                use_threads(_model(8), threads + 1)
+                raise RuntimeError
+            assert found() == (torch.bfloat16, "meta", False)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert torch.get_num_threads() == threads
 
 
 def test_command_line_lets_threads_sleep_unless_told(

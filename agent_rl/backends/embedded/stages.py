@@ -28,7 +28,7 @@ from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
 from agent_rl.core.display import from_here
 from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.model_folder import load_model
-from agent_rl.engines.embedded.threads import threads_restored
+from agent_rl.engines.embedded.threads import torch_as_it_starts
 from agent_rl.engines.model_files import written
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.judge.run import run_judge
@@ -327,7 +327,7 @@ def open_run(
     shown = config.model_dump(mode="json", by_alias=True)
     hf_logging.disable_progress_bar()
     with (
-        threads_restored(),
+        torch_as_it_starts(),
         EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,  # first, as it locks the run
         MetricsFile(folder, Writers(config.report_to, folder, shown, progress.say)) as metrics,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,

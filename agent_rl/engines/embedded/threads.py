@@ -1,4 +1,4 @@
-"""How many threads torch computes with.
+"""How many threads torch computes with, and with what else that is the whole process's.
 
 Two threads of OpenMP wait for each other some thousand times a second in a model of a million parameters. On a machine
 with other work, one of them is always off its core. Four steps of `make train`'s model, at a load of 5 to 9 on two
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from agent_rl.lazy import torch
@@ -47,3 +47,19 @@ def threads_restored() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def torch_as_it_starts() -> Iterator[None]:
+    """Compute with gradients, in float32 and on the CPU where nothing else is said, whatever a user's notebook has set.
+
+    It gets back what it had, the number of threads too.
+    """
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    plain = nullcontext() if device.type == "cpu" else torch.device("cpu")  # which slows every call down
+    torch.set_default_dtype(torch.float32)
+    try:
+        with threads_restored(), plain, torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
