@@ -95,7 +95,7 @@ class LiveRun:
                 fine_tune(model, tokenizer, config, folder)
             actor = actor_of(env, config, model, tokenizer)
             self.check_fit(actor)
-            self.progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. {self.place()}")
+            self.progress.say(f"[bold]{env.id}[/bold]: starting from {escape(config.start_from)}. {self.place()}")
             if config.warms_up:
                 self.warm_up(actor)
         else:
