@@ -38,6 +38,8 @@ class VerifiersEnv(Env):
         self._scores: dict[str, float] | None = None
         self._once = asyncio.Lock()
         self._cleaned = False
+        self._heard = 0
+        """Replies that are in the state."""
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -59,10 +61,16 @@ class VerifiersEnv(Env):
 
     async def step(self, action: Message) -> Step:
         """Add the reply; let the environment respond, unless it stops."""
-        from verifiers.types import Response, ResponseMessage
-
         if self.state["is_completed"]:
             raise RuntimeError(f"the episode is over: {self.state.get('stop_condition')}")
+        await self._hear(action)
+        return await self._continued()
+
+    async def _hear(self, action: Message, *, is_cut: bool = False) -> None:
+        """Add a reply to the state."""
+        from verifiers.types import Response, ResponseMessage
+
+        self._heard += 1
         message = ResponseMessage(
             content=action.content,
             reasoning_content=action.reasoning,
@@ -71,12 +79,11 @@ class VerifiersEnv(Env):
                 for call in action.tool_calls
             ]
             or None,
-            finish_reason="tool_calls" if action.tool_calls else "stop",
-            is_truncated=False,
+            finish_reason="length" if is_cut else "tool_calls" if action.tool_calls else "stop",
+            is_truncated=is_cut,
         )
         response = Response(id="", created=0, model="agent_rl", message=message)
         await self.foreign.add_model_response(self.state, self._prompt, response)
-        return await self._continued()
 
     async def _continued(self) -> Step:
         """Return what the environment says next."""
@@ -112,10 +119,12 @@ class VerifiersEnv(Env):
             self._cleaned = True
             await self.foreign.cleanup(self.state)  # it renders the completion, too
 
-    async def score_of(self, name: str) -> float:
+    async def score_of(self, name: str, episode: Episode) -> float:
         """Return what a function of the rubric says; all are asked in their order, as they may share the state."""
         async with self._once:
             if self._scores is None:
+                if episode.turns > self._heard:  # a reply that was cut
+                    await self._hear(episode.messages[-1], is_cut=True)
                 await self._clean_up()
                 self._scores = {
                     each: float(await asked(function, rubric.score_objects(self.state)))
@@ -165,7 +174,7 @@ def from_verifiers(env: object) -> type[Env]:
 
 def _score_method(name: str) -> Any:
     async def score(self: VerifiersEnv, episode: Episode) -> float:
-        return await self.score_of(name)
+        return await self.score_of(name, episode)
 
     return score
 

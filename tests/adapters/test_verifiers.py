@@ -14,6 +14,7 @@ from verifiers.clients import Client
 import agent_rl as ar
 from agent_rl.envs.quiz import one_call
 from agent_rl.policy import Scripted
+from agent_rl.policy.base import Reply
 
 ROWS = Dataset.from_list(
     [{"question": f"{n} + {n + 1}?", "answer": str(2 * n + 1), "info": {"n": n}} for n in range(12)]
@@ -159,6 +160,36 @@ def test_episodes_and_scores_are_those_of_verifiers() -> None:
                 assert not replies.left and [(m.role, m.content) for m in episode.messages] == said
                 assert episode.reward == pytest.approx(state["reward"])
                 assert {r.name: r.value for r in episode.rewards} == state["metrics"]
+
+
+class Cut:
+    """Gives a reply that hits its limit; implements `Policy` and `Conversation`."""
+
+    context_limit, trajectories = None, ()
+
+    def start(self, tools: Any, seed: int) -> Cut:
+        return self
+
+    def observe(self, messages: Any) -> int:
+        return 0
+
+    async def reply(self, max_tokens: int | None = None) -> Reply:
+        return Reply(ar.Message("assistant", "7"), ar.FinishReason.LENGTH)
+
+    def close(self) -> None:
+        pass
+
+
+def test_rubric_sees_a_reply_that_was_cut() -> None:
+    rows = Dataset.from_list([{"question": "Which digit?", "answer": "7"}])
+    rubric = vf.Rubric(funcs=[correct, lambda completion, **_: float(len(completion))])
+    for foreign in (
+        vf.SingleTurnEnv(dataset=rows, rubric=rubric),
+        vf.ToolEnv(dataset=rows, tools=[add], rubric=rubric),
+    ):
+        ar.register("verifiers-test/cut-v0")(type("Cut", (ar.from_verifiers(foreign),), {}))
+        (episode,) = ar.run("verifiers-test/cut-v0", Cut(), n=1)
+        assert (episode.stop_reason, [r.value for r in episode.rewards[:2]]) == (ar.StopReason.LENGTH, [1.0, 1.0])
 
 
 def test_single_turn_and_failures() -> None:
