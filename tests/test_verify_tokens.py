@@ -20,6 +20,7 @@ from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.errors import CheckpointError
 from agent_rl.gym.budget import Budget
 from agent_rl.policy import Interruption, TokenPolicy
+from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
 from agent_rl.rendering import train_tokenizer
 from agent_rl.replay.result import Status
@@ -166,6 +167,14 @@ def test_rewritten_context_is_unverified(
     assert len(episode.trajectories) > 1, episode.error
     found = verified(tmp_path, [episode], tokenizer=tokenizer)
     assert found.counts == {Status.SAME: 1} and "rewritten" in next(iter(found.reasons))
+
+
+def test_refused_delegation_is_unverified(tokenizer: Path, tmp_path: Path) -> None:
+    asks = Message("assistant", tool_calls=(ToolCall("call_0", "delegate", {"task": " "}),))
+    episode = play_tokens(policy(asks, LOOK, "bafo", delegate=Delegation()))
+    assert (len(episode.trajectories), episode.turns) == (1, 2)
+    found = verified(tmp_path, [episode], tokenizer=tokenizer)
+    assert found.counts == {Status.SAME: 1} and "delegate was refused" in next(iter(found.reasons))
 
 
 def test_summary_without_room_for_a_reply_is_unverified(tokenizer: Path, tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def _derived(record: Record, reader: TokenReader, tools: Sequence[ToolSpec]) -> 
     if any(trajectory.is_delegated for trajectory in trajectories):
         return unverified("a sub-agent had a context of its own, and what it was told is no message of the episode")
     tools = _shown(record, reader.renderer, tools)
+    if DELEGATE in tools and any(map(_has_refused, trajectories)):
+        return unverified("a call of delegate was refused, which is no message of the episode")
     for number, trajectory in enumerate(trajectories):
         derivation = _Derivation(record, reader.renderer, tools, trajectory)
         try:
@@ -137,6 +139,17 @@ def _derived(record: Record, reader: TokenReader, tools: Sequence[ToolSpec]) -> 
     if seen == wanted:
         return SAME
     return differs("the turns that were sampled", wanted, seen)
+
+
+def _has_refused(trajectory: Trajectory) -> bool:
+    """Whether a reply was answered within its turn, as a call of delegate is that begins no sub-agent."""
+    last = -1
+    for span in trajectory.spans:
+        if span.source is Source.POLICY:
+            last = span.turn
+        elif span.source is Source.ENV and span.turn == last:
+            return True
+    return False
 
 
 def _is_left_over(record: Record, result: Result) -> bool:
