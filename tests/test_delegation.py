@@ -82,6 +82,15 @@ def test_delegated_tokens_are_trained_once_in_their_turns() -> None:
     assert rollout_metrics([episode])["rollout/delegated"] == 1 and rollout_metrics([episode])["rollout/forks"] == 0
 
 
+def test_delegating_reply_is_closed_in_its_turn() -> None:
+    for said in ([delegate("roll once"), "it is 5", "6"], [delegate("roll once"), CALL, CALL, "it is 5", "6"]):
+        caller, _ = played(*said).trajectories
+        call, closing = (
+            next(s for s in caller.spans if s.source is source) for source in (Source.POLICY, Source.TEMPLATE)
+        )
+        assert (call.turn, closing.turn) == (0, 0) and call.stop == closing.start
+
+
 @pytest.mark.parametrize("advantage", ["returns", "turn-returns", "turn-gae"])
 def test_delegated_tokens_earn_what_comes_after_them(advantage: str) -> None:
     episode = played(delegate("roll once"), CALL, "it is 5", "6")

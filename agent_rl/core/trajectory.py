@@ -185,9 +185,14 @@ class Trajectory(Displayed):
         """The number of tokens that the policy sampled."""
         return len(self._logprobs)
 
+    @property
+    def last_turn(self) -> int:
+        """The turn of the last token; 0 where there is none."""
+        return self._spans[-1].turn if self._spans else 0
+
     def split_reply(self) -> tuple[Sequence[int], list[int]]:
         """Return the ids before the last turn's reply, and those of the reply, given tokens included."""
-        start, turn = len(self._ids), self._spans[-1].turn if self._spans else 0
+        start, turn = len(self._ids), self.last_turn
         for span in reversed(self._spans):
             if span.turn != turn or span.source is Source.PROMPT or span.source is Source.ENV:
                 break

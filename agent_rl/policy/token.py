@@ -228,7 +228,7 @@ class TokenConversation:
         trajectory, finish_reason = self._trajectories[self._at], FinishReason.STOP
         for ids, source in self._pending:
             # a reply's closing tokens belong to its own turn, everything else opens the present one
-            trajectory.append(ids, source, self.turn - (source is Source.TEMPLATE))
+            trajectory.append(ids, source, trajectory.last_turn if source is Source.TEMPLATE else self.turn)
         self._pending, self._fork, length = [], None, len(trajectory)
         for piece in pieces:
             if isinstance(piece, Completion):
