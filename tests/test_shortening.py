@@ -87,7 +87,7 @@ def test_dropped_results_fork_the_trajectory() -> None:
     assert [s.turn for s in fork.spans if s.source is Source.POLICY] == [2]
 
 
-@pytest.mark.parametrize("unproven", [(), {2}])
+@pytest.mark.parametrize("unproven", [(), {2}, {3}])  # 3: the request for a summary
 @pytest.mark.parametrize("rule", [DROP, SUM])
 def test_sampled_tokens_are_trained_once(rule: Shortening, unproven) -> None:
     said = [CALL, CALL, *([] if rule is DROP else ["two rolls"]), "6"]

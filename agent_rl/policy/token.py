@@ -171,12 +171,16 @@ class TokenConversation:
         if rule.request is None:
             if (rewritten := rule.rewrite(self._messages)) != self._messages:
                 self._restart(rewritten, [*before, *reply])
-        elif self._fork is not None:
-            self._pending = [(renderer.prompt([*self._messages, rule.request], self._tools), Source.PROMPT)]
-            self._asks = True
-        elif (bridge := renderer.bridge(before, reply, [*messages, rule.request], self._tools)) is not None:
-            self._pending = [(bridge.closing, Source.TEMPLATE), (bridge.ids, Source.ENV)]
-            self._asks = True
+        else:
+            self._asks, bridge = True, None
+            if self._fork is None:
+                bridge = renderer.bridge(before, reply, [*messages, rule.request], self._tools)
+            if bridge is not None:
+                self._pending = [(bridge.closing, Source.TEMPLATE), (bridge.ids, Source.ENV)]
+            else:  # templates may rewrite the past as soon as a user speaks again
+                prompt = renderer.prompt([*self._messages, rule.request], self._tools)
+                self._pending = [(prompt, Source.PROMPT)]
+                self._branch_off([*before, *reply], prompt)
         return (0 if self._fork else len(self._trajectories[self._at])) + sum(len(ids) for ids, _ in self._pending)
 
     def _restart(self, messages: Sequence[Message], old: Sequence[int]) -> None:
