@@ -44,14 +44,18 @@ GAMES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "treasure_hunter": ("Take the right one of two things, perhaps from behind locks.", {"level": 20}),
 }
 """What TextWorld's generators make, with their settings."""
-META = {*("again", "g", "oops", "q", "quit", "restart", "restore", "save", "script", "undo", "verify", "version")}
-"""First words of commands to the program that runs the game, which would write files or undo what was scored."""
+META = {*("again", "g", "oops", "q", "quit", "restart", "restore", "save", "script", "transcrip", "undo", "verify")}
+META.add("version")
+"""First words of commands to the program that runs the game, which would write files or undo what was scored; it knows
+words by nine letters."""
 _ASKED = textworld.EnvInfos(
     **dict.fromkeys(("admissible_commands", "policy_commands", "objective", "max_score", "description"), True),
     **dict.fromkeys(("inventory", "score", "won"), True),
     extras=["walkthrough"],
 )
 _PROMPT = re.compile(r"\n*(\*\*\* The End \*\*\*.*)?>?[^\n>]*\Z", re.DOTALL)
+_NEXT = re.compile(r"[.,;]|\bthen\b", re.IGNORECASE)
+"""What another command may follow, of which the first word is not looked at."""
 _one_at_a_time = threading.RLock()
 """TextWorld has one parser for all games, which is not made for threads."""
 
@@ -107,8 +111,8 @@ class TextWorld(Env):
     def step(self, action: Message) -> Step:
         """Give the game the command."""
         line = (action.content.strip().splitlines() or [""])[-1].strip("> ")
-        command = re.split(r"[.,;]| then ", line)[0].encode("ascii", "ignore").decode()[:150]  # of 197 bytes at most
-        if {*command.lower().split()[:1]} & META:
+        command = _NEXT.split(line)[0].encode("ascii", "ignore").decode()[:150]  # of 197 bytes at most
+        if {word[:9] for word in command.lower().split()[:1]} & META:
             return Step((Message("user", f"That's not a verb I recognise.{self._possible()}"),))
         with _one_at_a_time:
             self.now, _, done = self.world.step(command)

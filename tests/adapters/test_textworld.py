@@ -69,12 +69,18 @@ def test_failed_making_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("word", ["save", "Undo", "> restart now"])
-def test_program_behind_the_game_takes_no_commands(word: str) -> None:
+@pytest.mark.parametrize("word", ["save", "Undo", "> restart now", "transcripts"])
+def test_program_behind_the_game_takes_no_commands(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert {"save", "undo", "restart"} <= META
     episode = play("coin_collector", word, "look")
     assert episode.messages[2].content.startswith("That's not a verb I recognise.")
-    assert "-= " in episode.messages[4].content
+    assert "-= " in episode.messages[4].content and not [*tmp_path.iterdir()]
+
+
+def test_second_command_of_a_line_is_not_given() -> None:
+    episode = play("coin_collector", "look THEN quit", "look")
+    assert all("-= " in episode.messages[at].content for at in (2, 4))
 
 
 def test_last_line_is_one_command_and_hints_are_optional() -> None:
