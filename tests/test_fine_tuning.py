@@ -82,6 +82,17 @@ def test_adapter_alone_is_trained_above_frozen_layers() -> None:
         new_adapter(tiny(), LoraConfig(targets=("nope",)), FreezeConfig(), 0)
 
 
+def test_adapter_target_that_no_module_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="none is called v_prj, attn.q_proj"):
+        new_adapter(tiny(), LoraConfig(targets=("q_proj", "v_prj", "attn.q_proj")), FreezeConfig(), 0)
+
+
+def test_adapter_in_frozen_layers_alone_is_refused() -> None:
+    model, freeze = adapted(), FreezeConfig(layers=2)
+    with pytest.raises(ConfigError, match=r"freeze.layers=2, .*: nothing is left to train.*; freeze fewer"):
+        freeze_parameters(model, freeze)
+
+
 @pytest.mark.parametrize(("target", "part"), [("embed_tokens", "embeddings"), ("lm_head", "head")])
 def test_adapter_of_embeddings_or_head_is_refused(target: str, part: str) -> None:
     with pytest.raises(ConfigError, match=rf"lora.targets=\('q_proj', '{target}'\) names the model's {part}"):

@@ -58,7 +58,7 @@ def new_adapter(model: PreTrainedModel, lora: LoraConfig, freeze: FreezeConfig, 
     """Put a fresh adapter into a model; the model computes what it did.
 
     Raises:
-        ConfigError: if the model has none of the modules that should get one, or `peft` is missing.
+        ConfigError: if the model lacks a module that should get one, or `peft` is missing.
     """
     require_peft()
     import peft
@@ -68,6 +68,10 @@ def new_adapter(model: PreTrainedModel, lora: LoraConfig, freeze: FreezeConfig, 
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     layers, linear = range(freeze.layers, count), linear_names(model)
     targets = linear if lora.targets == "all-linear" else lora.targets
+    names = [f".{name}" for name, _ in model.named_modules()]
+    said = f"lora.targets={lora.targets}: the model's linear modules are {', '.join(linear)}"
+    if missing := [target for target in targets if not any(name.endswith(f".{target}") for name in names)]:
+        raise ConfigError(f"{said}; none is called {', '.join(missing)}")  # peft passes over them if it finds others
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # a whole number is asked for, and any serves
@@ -81,10 +85,7 @@ def new_adapter(model: PreTrainedModel, lora: LoraConfig, freeze: FreezeConfig, 
             torch.manual_seed(seed)
             add_adapter(model, config)
     except ValueError as error:
-        raise ConfigError(
-            f"lora.targets={lora.targets}: the model's linear modules are {', '.join(linear)}; peft says: "
-            f"{str(error).splitlines()[0][:300]}"
-        ) from error
+        raise ConfigError(f"{said}; peft says: {str(error).splitlines()[0][:300]}") from error
     # the engine and the losses read the weights of these, not what an adapter adds
     parts = [("embeddings", model.get_input_embeddings()), ("head", model.get_output_embeddings())]
     parts += [("experts", module) for module in model.modules() if hasattr(module, "parameter_name")]
@@ -126,7 +127,7 @@ def freeze_parameters(model: PreTrainedModel, freeze: FreezeConfig) -> None:
     """Take the frozen parameters out of training.
 
     Raises:
-        ConfigError: if the model has not so many layers.
+        ConfigError: if the model has not so many layers, or nothing is left to train.
     """
     from agent_rl.engines.embedded.parts import head_of, layers_of
 
@@ -141,6 +142,9 @@ def freeze_parameters(model: PreTrainedModel, freeze: FreezeConfig) -> None:
         embeddings.weight.requires_grad_(False)
     if freeze.layers:
         embeddings.register_forward_hook(_cut)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        what = f"freeze.layers={freeze.layers}, freeze.embeddings={str(freeze.embeddings).lower()}"
+        raise ConfigError(f"{what}: nothing is left to train, as adapters are in layers alone; freeze fewer")
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:
