@@ -11,16 +11,29 @@ import pytest
 
 import agent_rl as ar
 from agent_rl.cli import main
+from agent_rl.cli.chat import _Screen
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import FinishReason, Trajectory
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.engine import Engine
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Reply
+from agent_rl.policy.token import TokenPolicy
+from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.runs.chat import StreamingEngine
 from agent_rl.store.episodes import read_episodes
+from tests.engines import tiny
 
 Types = Callable[..., None]
 OF_THE_README = "agent-rl chat runs/latest env=calculator-v0"
+OPENS_A_THOUGHT = """
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' -}}
+{%- if m.role == 'assistant' -%}{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' -}}{%- endif -%}
+{{- m.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+"""
 
 
 @pytest.fixture
@@ -106,9 +119,24 @@ def test_streaming_samples_the_same_tokens(talker: Path) -> None:
     engine, params, stop = policy.engine, SamplingParams(max_tokens=11), frozenset[int]()
     ids = policy.renderer.prompt([Message("user", "what is 3 + 4")], ())
     whole = asyncio.run(engine.open(5).sample(ids, params, stop))
-    streamed = asyncio.run(StreamingEngine(engine, lambda got: seen.append(len(got))).open(5).sample(ids, params, stop))
+    streamed = asyncio.run(
+        StreamingEngine(engine, lambda _, got: seen.append(len(got))).open(5).sample(ids, params, stop)
+    )
     assert (streamed.token_ids, streamed.finish_reason) == (whole.token_ids, FinishReason.LENGTH)
     assert streamed.logprobs == pytest.approx(whole.logprobs, abs=1e-5) and seen == [4, 8, 11]
+
+
+def test_thought_that_the_prompt_opens_is_not_streamed(capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = train_tokenizer([])
+    tokenizer.chat_template = OPENS_A_THOUGHT
+    renderer = load_renderer(tokenizer, "template")
+    screen = _Screen(TokenPolicy(Engine(tiny(), slots=1, max_len=64), renderer), tokens=False)
+    before = renderer.prompt([Message("user", "3 + 4")], ())
+    reply = tokenizer.encode("Let me add.\n</think>\n\nIt is 7.", add_special_tokens=False)
+    for end in range(1, len(reply) + 1):
+        screen.stream_tokens(before, reply[:end])
+    screen.show(renderer.parse(reply, before))
+    assert capsys.readouterr().out == "It is 7.\n"
 
 
 def test_interrupt_ends_a_reply_only(types: Types, talker: Path, tmp_path: Path) -> None:
@@ -117,8 +145,8 @@ def test_interrupt_ends_a_reply_only(types: Types, talker: Path, tmp_path: Path)
     def interrupted(self: StreamingEngine, seed: int) -> object:
         shown = self.on_tokens
 
-        def interrupt(ids: Sequence[int]) -> None:
-            shown(ids)
+        def interrupt(before: Sequence[int], ids: Sequence[int]) -> None:
+            shown(before, ids)
             if len(ids) == 4:
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.1)

@@ -172,9 +172,9 @@ class _Screen:
             elif command:
                 return text.replace("//", "/", 1) if command.startswith("//") else text
 
-    def stream_tokens(self, ids: Sequence[int]) -> None:
-        """Print what is new of a reply."""
-        said = self._renderer.parse(ids).content
+    def stream_tokens(self, before: Sequence[int], ids: Sequence[int]) -> None:
+        """Print what is new of a reply; some prompts open its thought."""
+        said = self._renderer.parse(ids, before).content
         if said.startswith(self._printed) and said != self._printed and "\ufffd" not in said[-1:]:
             self.console.print(Text(clean(said[len(self._printed) :])), end="")
             self._printed = said

@@ -54,8 +54,8 @@ class StreamingEngine:
     """
 
     engine: InferenceEngine
-    on_tokens: Callable[[Sequence[int]], object]
-    """Called with all ids of the reply so far."""
+    on_tokens: Callable[[Sequence[int], Sequence[int]], object]
+    """Called with all ids before the reply, and those of the reply so far."""
     stopped: bool = False
 
     @property
@@ -72,21 +72,22 @@ class StreamingSession:
     """One sequence, sampled a few tokens at a time: the ids and log-probabilities are those of one piece."""
 
     def __init__(self, engine: StreamingEngine, session: Session) -> None:
-        self._engine, self._session, self._length = engine, session, 0
+        self._engine, self._session, self._before = engine, session, list[int]()
 
     async def sample(self, ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]) -> Completion:
         """Append `ids` and sample until the reply ends, or is stopped."""
         engine, limit, pieces = self._engine, self._engine.context_limit, list[Completion]()
-        self._length += len(ids)
-        left = params.max_tokens
+        self._before += ids
+        reply, left = list[int](), params.max_tokens
         while True:
             piece = await self._session.sample(ids, replace(params, max_tokens=min(CHUNK, left)), stop_ids)
             pieces.append(piece)
             left -= len(piece.token_ids)
-            self._length += len(piece.token_ids)
-            engine.on_tokens([i for each in pieces for i in each.token_ids])
-            is_full = left < 1 or (limit is not None and self._length >= limit)
+            reply += piece.token_ids
+            engine.on_tokens(self._before, reply)
+            is_full = left < 1 or (limit is not None and len(self._before) + len(reply) >= limit)
             if piece.finish_reason is not FinishReason.LENGTH or is_full or engine.stopped:
+                self._before += reply
                 return joined(pieces)
             ids = ()
 
