@@ -34,7 +34,6 @@ from agent_rl.gym.tasks import EVAL, TRAIN
 from agent_rl.judge.reward import require_judges
 from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy, sampling_params
 from agent_rl.policy.by_name import require_policy
-from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
 from agent_rl.rendering.config import RendererConfig
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
 from agent_rl.rollout.closing import check_constructor
@@ -240,7 +239,7 @@ def load(
         folder: a run's folder, its checkpoint's, or a model's.
         temperature: 0 is greedy.
         max_tokens: of one reply; None for the run's or the model's own limit.
-        context: the longest sequence, in tokens; None for the run's, otherwise 1024.
+        context: the longest sequence, in tokens; None for the run's, otherwise 1024, of a model of so many positions.
         device: "cpu", "cuda", "cuda:1", "mps", or "auto", a GPU if there is one.
         renderer: its name, as in `load_renderer`, for a model that is no run's; a run's remembers its own.
 
@@ -257,9 +256,7 @@ def load(
         return Run(run).policy(temperature, max_tokens=max_tokens, context=context, device=device, folder=own)
     from agent_rl.backends.embedded.actor import load_actor
 
-    actor = load_actor(
-        folder, context=context or UNBOUNDED_CONTEXT, device=device, renderer=RendererConfig(name=renderer)
-    )
+    actor = load_actor(folder, context=context, device=device, renderer=RendererConfig(name=renderer))
     return actor.policy(actor.params(temperature, max_tokens))
 
 

@@ -83,7 +83,7 @@ def test_adapter_alone_is_trained_above_frozen_layers() -> None:
 
 
 def test_adapter_target_that_no_module_has_is_refused() -> None:
-    with pytest.raises(ConfigError, match="none is called v_prj, attn.q_proj"):
+    with pytest.raises(ConfigError, match=r"none is called v_prj, attn\.q_proj"):
         new_adapter(tiny(), LoraConfig(targets=("q_proj", "v_prj", "attn.q_proj")), FreezeConfig(), 0)
 
 

@@ -83,7 +83,7 @@ def test_policy_of_few_positions_has_a_context_of_them(
     save(tmp_path, model, tokenizer)
     env = replace(ar.spec("calculator-v0"), budget=ar.Budget())
     with open_policy(PolicyConfig(name=str(tmp_path)), ar.SamplingParams(), env) as policy:
-        assert policy.engine.context_limit == 64
+        assert policy.engine.context_limit == ar.load(tmp_path).engine.context_limit == 64
 
 
 def write_gguf(file: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:

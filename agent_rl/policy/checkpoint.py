@@ -18,9 +18,6 @@ from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.config import RendererConfig
 
-UNBOUNDED_CONTEXT = 1024
-"""Tokens of context where the environment has no token budget, of a model that knows so many positions."""
-
 
 @register_policy("checkpoint")
 @contextmanager
@@ -55,12 +52,12 @@ def checkpoint_policy(
     """
     try:
         from agent_rl.engines.embedded.model_folder import load_model, make_engine
-        from agent_rl.engines.embedded.parts import positions_of
+        from agent_rl.engines.embedded.parts import usual_context
         from agent_rl.engines.embedded.threads import threads_restored, use_threads
     except ImportError as error:
         raise ConfigError(f"a checkpoint's policy needs {error.name}: pip install -e '.[train]'") from error
     model, tokenizer = load_model(folder, device)
-    context = context or env.budget.tokens or min(UNBOUNDED_CONTEXT, positions_of(model) or UNBOUNDED_CONTEXT)
+    context = context or env.budget.tokens or usual_context(model)
     with threads_restored():
         use_threads(model)
         engine = make_engine(model, tokenizer, slots=slots, context=context)

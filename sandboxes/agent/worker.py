@@ -94,9 +94,10 @@ def _compile(source: str, name: str) -> list[types.CodeType]:
     with contextlib.suppress(SyntaxError):
         return [build(source, mode="eval")]
     tree = ast.parse(source, name)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    parts = [build(tree, mode="exec")]
-    return parts if last is None else [*parts, build(ast.Expression(last.value), mode="eval")]
+    if not tree.body or not isinstance(last := tree.body[-1], ast.Expr):
+        return [build(tree, mode="exec")]
+    del tree.body[-1]
+    return [build(tree, mode="exec"), build(ast.Expression(last.value), mode="eval")]
 
 
 def _evaluate(code: types.CodeType, namespace: dict[str, object]) -> object:

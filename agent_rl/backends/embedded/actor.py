@@ -16,6 +16,7 @@ from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapte
 from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams, TrainedEngine, WeightFormat
 from agent_rl.engines.embedded.model_folder import in_format, load_model, make_engine, save_model
+from agent_rl.engines.embedded.parts import usual_context
 from agent_rl.engines.embedded.threads import use_threads
 from agent_rl.engines.model_files import BASE, base_model, written
 from agent_rl.gym.registry import EnvSpec
@@ -100,18 +101,22 @@ def load_actor(
     folder: str | Path,
     *,
     slots: int = 64,
-    context: int = 512,
+    context: int | None = None,
     weights: WeightFormat = "float32",
     device: str = "cpu",
     renderer: RendererConfig | None = None,
 ) -> Actor:
     """Load a checkpoint in Hugging Face's format, as `Actor.save`, or another tool, wrote it; see `make_actor`.
 
+    Its context is the usual one if None is given.
+
     Raises:
         CheckpointError: if there is none in the folder.
         ConfigError: if this machine has no such device.
     """
-    return make_actor(*load_model(folder, device), slots=slots, context=context, weights=weights, renderer=renderer)
+    model, tokenizer = load_model(folder, device)
+    context = context or usual_context(model)
+    return make_actor(model, tokenizer, slots=slots, context=context, weights=weights, renderer=renderer)
 
 
 @contextmanager

@@ -23,6 +23,8 @@ MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 """What configs call a number that logits are multiplied by."""
 CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """What they call the magnitude that logits approach at most."""
+USUAL_CONTEXT = 1024
+"""Tokens, of a model that knows so many positions."""
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
@@ -139,6 +141,11 @@ def layers_of(model: nn.Module) -> nn.ModuleList:
 def rows_of(model: nn.Module) -> int:
     """Return how many token ids a model can be fed, which may be more than its tokenizer has."""
     return int(cast(Tensor, unwrapped(model).get_input_embeddings().weight).shape[0])
+
+
+def usual_context(model: nn.Module) -> int:
+    """Return the longest sequence, in tokens, where neither settings nor an environment's budget say it."""
+    return min(USUAL_CONTEXT, positions_of(model) or USUAL_CONTEXT)
 
 
 def positions_of(model: nn.Module) -> int | None:
