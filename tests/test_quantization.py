@@ -11,6 +11,7 @@ from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.quantization import forward_in, round_weights, to_bfloat16, to_float8, to_int4
 from agent_rl.errors import ConfigError
 from tests.engines import full_logprobs, play_all, ragged_plans, tiny
+from tests.families import make
 
 WEIGHT = torch.randn(3, 16, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 16)[:, None]
 
@@ -63,6 +64,22 @@ def test_round_weights_skips_embeddings_norms_and_routers(architecture) -> None:
         kinds.add(projection)
         assert torch.equal(after, to_int4(before) if projection else before.bfloat16().float()), name
     assert kinds == {True, False}
+
+
+def test_int4_leaves_biases_in_bfloat16() -> None:
+    model = make("qwen2")
+    with torch.no_grad():
+        bias = model.model.layers[0].self_attn.k_proj.bias.copy_(torch.linspace(-100, 100, 16))
+    rounded = copy.deepcopy(model)
+    round_weights(model, rounded, "int4")
+    assert torch.equal(rounded.model.layers[0].self_attn.k_proj.bias, to_bfloat16(bias))
+
+
+def test_projections_of_other_names_are_refused() -> None:
+    model = make("gpt2")
+    with pytest.raises(ConfigError, match=r"rollout.weights=int4 .*, and gpt2 computes with c_attn, c_fc, c_proj, too"):
+        Engine(model, slots=1, max_len=16, forward=forward_in("int4"))
+    Engine(model, slots=1, max_len=16, forward=forward_in("bfloat16"))
 
 
 def played(model: PreTrainedModel, engine: Engine) -> float:

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from typing import get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from agent_rl.engines.base import WeightFormat
 from agent_rl.engines.embedded.adapters import merge, merged_parameters
@@ -32,7 +33,9 @@ GROUP = 128
 """Neighbouring inputs of one output that share an int4 scale: the usual group of GPTQ and AWQ."""
 FLOAT8_MAX = torch.finfo(torch.float8_e4m3fn).max
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
-"""What float8 and int4 hold, by a part of the parameter's name."""
+"""What float8 and int4 hold, by a part of the parameter's name; biases are rounded to bfloat16."""
+ROUTERS = ("router", "gate")
+"""Linear modules that they leave out, by the end of the name."""
 
 
 def to_bfloat16(weight: Tensor) -> Tensor:
@@ -65,8 +68,25 @@ def round_weights(source: PreTrainedModel, target: PreTrainedModel, weights: Wei
     """Write the weights of `source`, its adapters merged and rounded, into `target`, a model without any."""
     kept = dict(merged_parameters(source))
     for name, parameter in target.named_parameters():
-        rounding = _PROJECTION[weights] if any(part in name for part in PROJECTIONS) else to_bfloat16
+        is_held = any(part in name for part in PROJECTIONS) and not name.endswith("bias")
+        rounding = _PROJECTION[weights] if is_held else to_bfloat16
         parameter.copy_(rounding(kept[name]))
+
+
+def require_known_projections(model: PreTrainedModel, weights: WeightFormat) -> None:
+    """Refuse a model, without adapters, of which a format would hold nothing, or only a part.
+
+    Raises:
+        ConfigError: if it calls a linear module by a name that is not known here.
+    """
+    head = model.get_output_embeddings()
+    linear = (name for name, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head)
+    others = {name.rpartition(".")[2] for name in linear if not any(part in name for part in PROJECTIONS)}
+    if unknown := sorted(name for name in others if not name.endswith(ROUTERS)):
+        raise ConfigError(
+            f"rollout.weights={weights} rounds what is called {', '.join(PROJECTIONS)}, and {model.config.model_type} "
+            f"computes with {', '.join(unknown)}, too: set rollout.weights=bfloat16"
+        )
 
 
 class QuantizedForward:
@@ -75,6 +95,8 @@ class QuantizedForward:
     def __init__(self, model: PreTrainedModel, cache: KVCache, weights: WeightFormat) -> None:
         self.model, self.weights = model, weights
         self.rounded = merge(copy.deepcopy(model))
+        if weights != "bfloat16":
+            require_known_projections(self.rounded, weights)
         round_weights(model, self.rounded, weights)
         self.inner = make_forward(self.rounded, cache)
 
