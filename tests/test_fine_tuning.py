@@ -315,13 +315,16 @@ def test_adapter_checkpoint_loads_with_peft(adapter_run: tuple[Path, Path], fold
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft 0.21 asks so
-def test_adapter_that_holds_whole_modules_is_refused(tmp_path: Path) -> None:
-    settings = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
-    model = tiny()
+@pytest.mark.parametrize(
+    ("what", "name"), [("modules_to_save", "lm_head"), ("target_parameters", "mlp.experts.gate_up_proj")]
+)
+def test_adapter_of_more_than_linear_modules_is_refused(what: str, name: str, tmp_path: Path) -> None:
+    settings = peft.LoraConfig(target_modules=["q_proj"], **{what: [name]}, task_type="CAUSAL_LM")
+    model = tiny("qwen3_moe")
     model.config.tie_word_embeddings = False  # peft warns of these
     peft.get_peft_model(model, settings).save_pretrained(str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"modules_to_save=\['lm_head'\]: merge it into its model first"):
-        load_adapter(tiny(), tmp_path)
+    with pytest.raises(CheckpointError, match=rf"{what}=\['{name}'\]: merge it into its model first"):
+        load_adapter(tiny("qwen3_moe"), tmp_path)
 
 
 def test_run_from_adapter_keeps_its_base(adapter_run: tuple[Path, Path], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import huggingface_hub
+import peft
 import pytest
 import torch
 from gguf import GGUFWriter
@@ -17,6 +18,7 @@ import agent_rl as ar
 from agent_rl.cli import main
 from agent_rl.engines import model_files
 from agent_rl.engines.embedded.model_folder import load_model, make_engine
+from agent_rl.errors import CheckpointError
 from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.rendering import train_tokenizer
 from tests.engines import shaken
@@ -84,6 +86,20 @@ def test_policy_of_few_positions_has_a_context_of_them(
     env = replace(ar.spec("calculator-v0"), budget=ar.Budget())
     with open_policy(PolicyConfig(name=str(tmp_path)), ar.SamplingParams(), env) as policy:
         assert policy.engine.context_limit == ar.load(tmp_path).engine.context_limit == 64
+
+
+@pytest.mark.filterwarnings("ignore::peft.utils.warning.PeftWarning")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_adapter_that_has_no_sum_with_its_model_is_refused(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    base, adapter = str(tmp_path / "base"), tmp_path / "adapter"
+    save(Path(base), model, tokenizer)
+    model.name_or_path = base
+    settings = peft.LoraConfig(target_modules=["o_proj"], lora_bias=True, task_type="CAUSAL_LM")
+    peft.get_peft_model(model, settings).save_pretrained(str(adapter))
+    with pytest.raises(CheckpointError, match="can't be loaded, RuntimeError: Impossible to merge LoRA"):
+        load_model(adapter)
 
 
 def write_gguf(file: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it; it misses kernels for 4-bit weights
 WEIGHTS = "adapter_model.safetensors"
+MORE = ("modules_to_save", "target_parameters", "trainable_token_indices")
+"""What `peft` calls the parts of an adapter that no linear module's matrices are."""
 
 
 def has_adapters(model: PreTrainedModel) -> bool:
@@ -113,18 +115,19 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
     """Put the adapter that a folder holds in `peft`'s format into a model.
 
     Raises:
-        CheckpointError: if the folder's adapter is damaged, doesn't fit the model, or holds whole modules.
+        CheckpointError: if the folder's adapter is damaged, doesn't fit the model, or holds more than pairs of matrices
+            beside linear modules: whole modules, what is added to a mixture's experts or to some tokens.
     """
     from peft import PeftConfig, set_peft_model_state_dict
     from safetensors.torch import load_file
 
     try:
         config = PeftConfig.from_pretrained(str(folder))
-        if kept := getattr(config, "modules_to_save", None):
+        if more := next((f"{name}={kept}" for name in MORE if (kept := getattr(config, name, None))), None):
             raise CheckpointError(
-                f"the adapter in '{folder}' holds whole modules beside it, modules_to_save={list(kept)}: merge it into "
-                "its model first, with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
-                ".save_pretrained(NEW), and take that folder"
+                f"the adapter in '{folder}' is not only of linear modules, {more}: merge it into its model first, with "
+                "peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW), and "
+                "take that folder"
             )
         config.inference_mode = False
         name = model.name_or_path

@@ -53,7 +53,10 @@ def load_model(
     if base is not None:
         load_adapter(model, folder)
     model.to(place)
-    return merge(model) if merged else model, tokenizer
+    try:
+        return merge(model) if merged else model, tokenizer
+    except RuntimeError as error:  # of peft, about an adapter that has no sum with its model, such as `lora_bias`
+        raise unloadable(folder, error) from error
 
 
 def unloadable(folder: str | Path, error: Exception) -> CheckpointError:
