@@ -53,6 +53,27 @@ def test_match_gives_each_player_an_episode() -> None:
     assert first.seed != second.seed and first.stop_reason is second.stop_reason is ar.StopReason.DONE
 
 
+def test_group_reward_alone_is_all_that_players_earn() -> None:
+    class Judged(ar.Game):
+        def begin(self, task: ar.Task, rng: np.random.Generator) -> None:
+            self.tell("go")
+
+        def play(self, action: ar.Message) -> None:
+            self.turn, self.over = 1, self.turn == 1
+
+        def oracle(self) -> ar.Script:
+            yield "b"
+
+        @ar.group_reward(weight=0.5)
+        def best(self, group: ar.EpisodeGroup) -> list[float]:
+            return [1.0] * len(group.episodes)
+
+    ar.register("judged-game-v0", tasks=[{}])(Judged)
+    for policy in (answers("a"), [answers("a"), answers("b")]):
+        for episode in ar.run("judged-game-v0", policy):
+            assert ([r.name for r in episode.rewards], episode.success) == (["best"], True)
+
+
 def test_trajectories_hold_what_each_player_saw_and_sampled() -> None:
     renderer = small_renderer()
     texts = ["2", "1", "3", "1"]  # in the order of the turns, of either player

@@ -145,7 +145,7 @@ class _Run(EpisodeRun):
         judgements: list[Judgement] = []
         rewards = await env.score(finished, self.budget.score_seconds, judgements)
         steps = tuple(Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
-        if not (steps or rewards or components or env.group_reward_components):
+        if not (steps or rewards or components or self.job.spec.cls.group_reward_components):
             steps = (Reward("step", 0.0, source="step", turn=max(0, len(self.steps) - 1)),)
         self.replayed.is_scored = True
         return episode.scored((*rewards, *steps), tuple(judgements))

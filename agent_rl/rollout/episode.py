@@ -292,7 +292,7 @@ class EpisodeRun:
         if (loss := self.env.sandbox_loss) is not None:  # seen by a reward, perhaps
             episode = replace(episode, sandbox_loss=loss)
             steps = only_losses(steps)
-        if not (steps or rewards or self.env.group_reward_components):  # nothing earned is 0, and no success
+        if not (steps or rewards or self.job.spec.cls.group_reward_components):  # nothing earned is 0, and no success
             steps = [Reward("step", 0.0, source="step", turn=max(0, len(self.steps) - 1))]
         return episode.scored((*rewards, *steps), tuple(self.judgements))
 
