@@ -49,6 +49,24 @@ def then(policy: AnyPolicy, episode: Episode, turn: int, **options: object) -> E
 PARENT = first(replying(CALL, TWO_CALLS, CALL, "6"))
 
 
+class Shown(Fair):
+    """Shows a call first."""
+
+    async def reset(self, task, rng):
+        return [
+            Message("user", "roll"),
+            CALL,
+            Message("tool", "4", tool_call_id="call_0"),
+            Message("user", await super().reset(task, rng)),
+        ]
+
+
+def test_calls_shown_in_the_opening_count_nowhere() -> None:
+    parent = first(replying(CALL, "6"), cls=Shown)
+    again = then(replying(CALL, "6"), parent, 1, cls=Shown, budget=Budget(tool_calls=2))
+    assert (parent.tool_calls, again.tool_calls, again.stop_reason) == (1, 2, StopReason.DONE)
+
+
 @pytest.mark.parametrize("turn", range(4))
 def test_continuation_starts_from_exact_parent_ids(turn):
     policy = replying(CALL, "6")

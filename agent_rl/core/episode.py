@@ -210,8 +210,9 @@ class Episode(Displayed):
 
     @property
     def tool_calls(self) -> int:
-        """How many tool calls the policy made, malformed ones included."""
-        return sum(len(m.tool_calls) for m in self.messages)
+        """How many tool calls the policy made, malformed ones included; an example in the opening is none of its."""
+        played = sum(1 + step.messages for step in self.steps)
+        return sum(len(m.tool_calls) for m in self.messages[max(0, len(self.messages) - played) :])
 
     @property
     def tool_errors(self) -> Mapping[str, int]:

@@ -64,8 +64,9 @@ class Branch:
 
     @property
     def tool_calls(self) -> int:
-        """How many calls were made before the turn."""
-        return sum(len(m.tool_calls) for m in messages_before(self.episode, self.turn))
+        """How many calls the policy made before the turn."""
+        opening = len(messages_before(self.episode, 0))
+        return sum(len(m.tool_calls) for m in messages_before(self.episode, self.turn)[opening:])
 
     @property
     def prefix(self) -> Prefix:
