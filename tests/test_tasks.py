@@ -114,6 +114,17 @@ def test_task_source_requires_mappings_from_functions():
         TaskSource(lambda split, index: None).get("train", 4)
 
 
+@pytest.mark.parametrize(
+    "make", [lambda rows: {"train": rows, "eval": rows}, lambda rows: lambda _, index: rows[index]]
+)
+def test_tasks_are_played_as_files_give_them_back(make):
+    rows = [{"at": (1, (2,)), "of": types.MappingProxyType({"n": range(2)})}, {"board": {1: "x"}}]
+    source = TaskSource(make(rows))
+    assert source.get("train", 0) == {"at": [1, [2]], "of": {"n": [0, 1]}}
+    with pytest.raises(ConfigError, match="a task has the key 1, which would come back from a file as text"):
+        source.get("train", 1)
+
+
 # Streams
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agent_rl.core.images import Image
 from agent_rl.core.making import made_quickly
+from agent_rl.errors import ConfigError
 
 if TYPE_CHECKING:
     JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
@@ -123,7 +124,11 @@ class Step:
 
 
 def own_task(task: Task) -> Task:
-    """Return a copy of a task for one episode: the data set's own is given to others, too."""
+    """Return a task's copy for one episode, as a file gives it back: with lists for tuples, text for keys.
+
+    Raises:
+        ConfigError: if a key is no text, which JSON would make one.
+    """
     copied: Task = _copied(task)
     return copied
 
@@ -136,9 +141,15 @@ def _copied(value: Any) -> Any:
     kind = type(value)
     if kind in _FIXED:
         return value
-    if kind is dict:
+    if kind is dict or isinstance(value, Mapping):
+        if strange := [key for key in value if not isinstance(key, str)]:
+            raise ConfigError(
+                f"a task has the key {strange[0]!r}, which would come back from a file as text: write it as text"
+            )
         return {key: item if type(item) in _FIXED else _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if kind is list else copy.deepcopy(value)
+    if kind is list or (isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)):
+        return [_copied(item) for item in value]
+    return copy.deepcopy(value)
 
 
 def without_nan(value: JSON) -> JSON:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from agent_rl.core.messages import Task
+from agent_rl.core.messages import Task, own_task
 from agent_rl.errors import ConfigError, DefinitionError, did_you_mean
 from agent_rl.gym.task_files import TaskRows, read_rows, rows_by_split
 from agent_rl.seeds import Stream, rng
@@ -93,10 +93,10 @@ class TaskSource:
         return len(self._tasks(split)) if self._function is None else None
 
     def get(self, split: str, index: int) -> Task:
-        """Return one task.
+        """Return one task, as `own_task` gives it.
 
         Raises:
-            ConfigError: if there is no such split, or its file can't be read.
+            ConfigError: if there is no such split, its file can't be read, or a key is no text.
             IndexError: if the split has no task of that index.
             TypeError: if a task function returns something else than a mapping.
         """
@@ -105,7 +105,7 @@ class TaskSource:
             tasks = self._tasks(split)
             if not 0 <= index < len(tasks):
                 raise IndexError(f"split '{split}' has the tasks 0 to {len(tasks) - 1}, not {index}")
-            return tasks[index]
+            return own_task(tasks[index])
         if index < 0:
             raise IndexError(f"tasks count from 0, not {index}")
         if not (self.holds_out and split in (TRAIN, EVAL)):
@@ -165,7 +165,7 @@ class TaskSource:
         task = self._function(split, index)
         if not isinstance(task, Mapping):
             raise DefinitionError(f"the task function returned {task!r} for ('{split}', {index}); return a dict")
-        return task
+        return own_task(task)
 
     def _tasks(self, split: str) -> Sequence[Task]:
         if split not in self._loaded:
