@@ -102,6 +102,8 @@ def test_criteria_without_ids_keep_theirs_when_others_are_added() -> None:
         ("normalize: mean\ncriteria: [a]", "the rubric: normalize='mean'"),
         ("normalize: none\ncriteria:\n- {text: a, gate: true}", "has gates only"),
         ("clip: [1, 0]\ncriteria: [a]", "has clip=[1.0, 0.0]: give the least score, then the most"),
+        ("criteria: [a]\ncriteria: [b]", "can't be read: it has the key 'criteria' twice"),
+        ("criteria: [{text: a, weight: 2, weight: 3}]", "it has the key 'weight' twice in one place"),
         ("criteria: [a", "can't be read"),
         ("just a text", "no rubric in JSON"),
         ("7", "7 is no rubric"),
@@ -130,6 +132,9 @@ def test_load_rubric_names_files_that_are_none(tmp_path: Path) -> None:
         load_rubrics(twice)
     twice.write_text('{"id": 1, "rubrics": [{"criterion": "a", "points": 1}]}\n' * 2)
     with pytest.raises(ConfigError, match="two rows have the id '1'"):
+        load_rubrics(twice)
+    twice.write_text('{"criteria": ["a"], "criteria": ["b"]}')
+    with pytest.raises(ConfigError, match="it has the key 'criteria' twice in one place: write it once"):
         load_rubrics(twice)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -138,13 +138,13 @@ def save_rubric(rubric: Rubric, path: str | Path) -> None:
 
 
 def _read(path: Path) -> JSON:
-    from yaml import YAMLError, safe_load
+    from yaml import YAMLError
 
     readers: dict[str, Callable[[str], object]] = {
-        ".yaml": safe_load,
-        ".yml": safe_load,
-        ".json": json.loads,
-        ".jsonl": lambda text: [json.loads(line) for line in text.split("\n") if line.strip()],
+        ".yaml": _read_yaml,
+        ".yml": _read_yaml,
+        ".json": _read_json,
+        ".jsonl": lambda text: [_read_json(line) for line in text.split("\n") if line.strip()],
         ".toml": _read_toml,
     }
     if path.suffix not in readers:
@@ -154,6 +154,31 @@ def _read(path: Path) -> JSON:
     except (OSError, ValueError, YAMLError, RecursionError) as error:
         raise ConfigError(f"the rubric {path} can't be read: {' '.join(str(error).split())}") from error
     return cast(JSON, json.loads(json.dumps(content, default=str)))  # YAML makes dates of 2024-01-01
+
+
+def _read_yaml(text: str) -> object:
+    from yaml import MappingNode, SafeLoader, load
+
+    class Loader(SafeLoader):  # type: ignore[misc]
+        def compose_mapping_node(self, anchor: str | None) -> MappingNode:
+            node = super().compose_mapping_node(anchor)
+            _once([(str(key.value), value) for key, value in node.value])
+            return node
+
+    return load(text, Loader)
+
+
+def _read_json(text: str) -> object:
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return pairs as a dict; each key is in it once, as the last would quietly take the place of the others."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = [key for at, (key, _) in enumerate(pairs) if key in dict(pairs[:at])]
+        raise ValueError(f"it has the key '{twice[0]}' twice in one place: write it once")
+    return found
 
 
 def _read_toml(text: str) -> object:
@@ -167,7 +192,7 @@ def _rubric(value: JSON, name: str, where: str) -> Rubric:
     prefix = f"{where}: " if where else ""
     if isinstance(value, str):
         try:
-            value = cast(JSON, json.loads(value))
+            value = cast(JSON, _read_json(value))
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{prefix}{value!r:.60} is no rubric in JSON: {error}") from error
     try:
