@@ -3,7 +3,7 @@
 from .version import __version__ as __version__
 
 # environments
-from .gym.env import Env as Env, ToolEnv as ToolEnv, Observation as Observation, Script as Script
+from .gym.env import Env as Env, ToolEnv as ToolEnv, Script as Script
 from .gym.sandboxed import SandboxedEnv as SandboxedEnv
 from .gym.dialogue import DialogueEnv as DialogueEnv, ScriptedUser as ScriptedUser
 from .gym.user import User as User
@@ -30,6 +30,7 @@ from .judge.reward import judge as judge, use_judge as use_judge
 # nouns
 from .core.images import Image as Image
 from .core.messages import Message as Message, ToolCall as ToolCall, Step as Step, Task as Task, JSON as JSON
+from .core.messages import Observation as Observation
 from .core.episode import Episode as Episode, EpisodeGroup as EpisodeGroup, Origin as Origin, Reward as Reward
 from .core.episode import Failure as Failure, Outcome as Outcome, StopReason as StopReason
 from .core.usage import Usage as Usage

@@ -46,7 +46,7 @@ class Doors(ar.Env):
     def step(self, action: ar.Message) -> ar.Step:
         """Try the key on the door that the policy names."""
         self.opened = action.content == self.fitting
-        return ar.Step((ar.Message("user", "open" if self.opened else "locked"),), terminated=self.opened)
+        return ar.Step("open" if self.opened else "locked", terminated=self.opened)
 
     @ar.reward
     def entered(self, episode: ar.Episode) -> bool:

@@ -102,15 +102,24 @@ def images_in(messages: Iterable[Message]) -> list[Image]:
     return [image for message in messages if message.parts for image in message.images]
 
 
+Observation: TypeAlias = str | Image | Message | Sequence[Message] | Sequence[str | Image]
+
+
 @made_quickly
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Gymnasium's five-tuple, with messages for the observation."""
+    """Gymnasium's five-tuple, with messages for the observation, or what stands for them as in `Env.reset`."""
 
     observation: tuple[Message, ...] = ()
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
+
+    if TYPE_CHECKING:  # what an environment may give; whoever reads a step has messages
+
+        def __init__(
+            self, observation: Observation = (), reward: float = 0, terminated: bool = False, truncated: bool = False
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         try:

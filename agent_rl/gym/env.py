@@ -16,7 +16,7 @@ from agent_rl.concurrency import call, maybe_await, run_together
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.images import Image
 from agent_rl.core.judgement import Judgement
-from agent_rl.core.messages import Message, Step, Task
+from agent_rl.core.messages import Message, Observation, Step, Task
 from agent_rl.core.meter import Meter, meter
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import DefinitionError
@@ -27,7 +27,6 @@ from agent_rl.gym.tasks import TaskFunction
 from agent_rl.gym.tool import AnyTool, Tool, ToolSpec, call_tools
 from agent_rl.worker_threads import WorkerCall
 
-Observation: TypeAlias = str | Image | Message | Sequence[Message] | Sequence[str | Image]
 Script: TypeAlias = Generator[str | Message, tuple[Message, ...], None]
 """Plays the policy: yields an answer (a str is an assistant message), is sent the observation that it led to."""
 

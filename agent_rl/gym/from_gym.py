@@ -15,10 +15,10 @@ from gymnasium.envs.registration import EnvSpec
 
 from agent_rl.core.episode import Episode
 from agent_rl.core.images import Image
-from agent_rl.core.messages import Message, Step, Task
+from agent_rl.core.messages import Message, Observation, Step, Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.classic import CLASSIC, Known
-from agent_rl.gym.env import Env, Observation, Script
+from agent_rl.gym.env import Env, Script
 from agent_rl.gym.reward import reward
 from agent_rl.gym.spaces import describe, explain, read, write
 from agent_rl.gym.tasks import world_seed

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from agent_rl.core.episode import Episode, Origin, StepRecord, StopReason
-from agent_rl.core.messages import Message, Step, own_task
+from agent_rl.core.messages import Message, Observation, Step, own_task
 from agent_rl.errors import AgentRLError, ConfigError, ReplayError
 from agent_rl.gym.budget import Budget
-from agent_rl.gym.env import Env, Observation, messages_of
+from agent_rl.gym.env import Env, messages_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import episode_seed
 from agent_rl.gym.tool import ToolSpec
