@@ -56,6 +56,8 @@ class Capture:
 
     def take(self) -> bytes:
         """Return what was kept, with a line in the gap, and start afresh."""
+        if not self.total:
+            return b""
         self._trim()
         gap = b"\n[... %d bytes left out ...]\n" % (self.total - len(self._head) - len(self._tail)) if self.cut else b""
         kept = b"".join((self._head, gap, self._tail))
