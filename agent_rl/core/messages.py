@@ -130,6 +130,9 @@ class Step:
             is_finite = False
         if not is_finite:
             raise ValueError(f"Step(reward={self.reward!r:.40}): give a finite number")
+        for name, value in (("terminated", self.terminated), ("truncated", self.truncated)):
+            if value not in (True, False):
+                raise TypeError(f"Step({name}={value!r:.40}): give True or False")
 
 
 def own_task(task: Task) -> Task:

@@ -33,8 +33,9 @@ Script: TypeAlias = Generator[str | Message, tuple[Message, ...], None]
 
 def _collect_tools(cls: type[ToolEnv]) -> dict[str, AnyTool]:
     tools: dict[str, AnyTool] = {}
-    if isinstance(cls.extra_tools, Tool):
-        raise DefinitionError(f"{cls.__name__}.extra_tools is one tool: write a tuple of tools, extra_tools = (tool,)")
+    if callable(cls.extra_tools):
+        what = "one tool" if isinstance(cls.extra_tools, Tool) else repr(cls.extra_tools)
+        raise DefinitionError(f"{cls.__name__}.extra_tools is {what}: write a tuple of tools, extra_tools = (tool,)")
     own = dict(declared_members(cls, _is_tool, "@tool"))
     if taken := [name for name in own if hasattr(ToolEnv, name)]:
         raise DefinitionError(

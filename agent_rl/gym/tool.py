@@ -87,7 +87,9 @@ class Tool(Generic[P, R_co]):
         update_wrapper(cast(Callable[..., object], self), function)
         self._converted: Callable[[Mapping[str, JSON]], Mapping[str, object]]
         parameters = list(inspect.signature(function).parameters.values())
-        name = spec.name if spec else name or function.__name__
+        name = spec.name if spec else name or getattr(function, "__name__", None)
+        if name is None:
+            raise DefinitionError(f"@ar.tool({function!r}): decorate a function, such as one that calls it")
         self.function = function
         self.timeout = timeout
         self.inline = inline

@@ -29,6 +29,7 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
+from agent_rl.gym.tasks import world_seed
 
 LEFT_OUT = {
     "boxnet": "has no gold answer, and raises on a number",
@@ -105,7 +106,7 @@ class Puzzle(Env):
         Raises:
             ConfigError: if the settings leave the split no question.
         """
-        seed, index = int(str(task["seed"])), int(str(task["index"]))
+        seed, index = world_seed(task), int(str(task["index"]))
         self.entries = open_dataset(self.dataset, seed, **self.settings)
         ahead = (self.entries[place % SIZE] for place in range(index, index + SIZE))
         split = split_of(open_dataset(self.dataset, seed)[index])

@@ -33,6 +33,7 @@ from agent_rl.gym.env import Env, Script
 from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
 from agent_rl.gym.task_files import cache_folder
+from agent_rl.gym.tasks import world_seed
 
 GAMES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "coin_collector": ("Find a coin in a row of rooms.", {"level": 105}),
@@ -103,7 +104,7 @@ class TextWorld(Env):
         food = {"split": "train" if task["split"] == "train" else "test"} if self.game == "cooking" else {}
         made_with = {**self.made_with, **food}
         with _one_at_a_time:
-            self.world = textworld.start(str(open_game(self.game, int(str(task["seed"])), made_with)), _ASKED)
+            self.world = textworld.start(str(open_game(self.game, world_seed(task), made_with)), _ASKED)
             self.now = self.world.reset()
         self.points = 0
         return f"{self.now.objective} Answer with one command.\n\n{_plain(self.now.description)}{self._possible()}"
