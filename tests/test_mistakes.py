@@ -74,7 +74,7 @@ def a_reward(self: Mistaken, episode: ar.Episode) -> bool:
         (lambda: ar.Message("asistant"), "role='asistant'.*the roles are system, user, assistant, tool"),  # type: ignore[arg-type]
         (lambda: ar.Message("user", None), r"content=None.*give a str"),  # type: ignore[arg-type]
         (lambda: type("One", (ar.ToolEnv,), {"extra_tools": len}), "One.extra_tools is <built-in function len>: write"),
-        (lambda: ar.tool(partial(int, base=2)), r"tool\(functools.partial.*\): decorate a function"),
+        (lambda: ar.tool(partial(shutil.which, path="")), r"tool\(functools.partial.*\): decorate a function"),
         (lambda: ar.Step(terminated="yes"), r"Step\(terminated='yes'\): give True or False"),  # type: ignore[arg-type]
         (lambda: ar.Step(reward="1"), r"Step\(reward='1'\): give a number"),  # type: ignore[arg-type]
         (lambda: ar.Step(reward=float("nan")), r"Step\(reward=nan\): give a finite number"),
