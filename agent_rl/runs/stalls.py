@@ -38,8 +38,7 @@ calls that were written again as text."""
 FEW_DECIDE = 0.3
 """An effective sample size of the weights, as a share of the tokens, below which few tokens make the update."""
 PATIENT = (
-    "algorithm=maxrl, rollout.temperature=1.3, eval.temperature=1, hundreds of steps and, for most, "
-    "optimizer.weight_decay=0.1"
+    "algorithm=maxrl, rollout.temperature=1.3, eval.temperature=1, optimizer.weight_decay=0.1 and hundreds of steps"
 )
 """What got all of 15 runs of five environments past their short cuts; benchmarks/unlike.py measures it."""
 DRIFTED = '"algorithm.negative_mask={name: opsm, delta: 0.01}"'
