@@ -30,7 +30,7 @@ def test_threads_are_restored_after_error() -> None:
     assert torch.get_num_threads() == before
 
 
-def test_torch_of_a_notebook_neither_changes_a_run_nor_is_changed() -> None:
+def test_torch_of_a_notebook_changes_no_run_nor_is_changed() -> None:
     def found() -> tuple[torch.dtype, str, bool]:
         made = torch.tensor([0.1], requires_grad=True) * 1.0
         return made.dtype, made.device.type, made.requires_grad
