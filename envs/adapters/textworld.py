@@ -45,8 +45,10 @@ GAMES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "treasure_hunter": ("Take the right one of two things, perhaps from behind locks.", {"level": 20}),
 }
 """What TextWorld's generators make, with their settings."""
-META = {*("again", "g", "oops", "q", "quit", "restart", "restore", "save", "script", "transcrip", "undo", "verify")}
-META.add("version")
+META = {
+    *("again", "g", "oops", "q", "quit", "restart", "restore", "save", "script"),
+    *("transcrip", "undo", "verify", "version"),
+}
 """First words of commands to the program that runs the game, which would write files or undo what was scored; it knows
 words by nine letters."""
 _ASKED = textworld.EnvInfos(
