@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -42,8 +43,10 @@ def test_processes_train_as_one_and_resume_as_one(tmp_path: Path) -> None:
         assert untimed(first) == pytest.approx(untimed(second), abs=1e-4)
 
 
-def test_processes_learn_stored_episodes_as_one(folder: Path, tmp_path: Path) -> None:
+def test_processes_learn_stored_episodes_as_one(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sampled, for which the other processes would take the present weights."""
+    (odd := tmp_path / "a#b?c").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(odd))
     stored = {"algorithm": DPO, "episodes": str(folder), "start_from": str(folder / "checkpoint"), "steps": 3}
     changes = stored | {"rollout": ROLLOUT, "eval": {"n": 4, "dev_n": 4, "every": 0}}
     runs = [start_run(config(tmp_path, name=f"of{n}", processes=n, **changes), Progress()).resolve() for n in (1, 2)]

@@ -232,8 +232,10 @@ def device_of_rank(name: str, rank: int) -> torch.device:
 def join_group(shared: str, rank: int, n: int, device: torch.device) -> None:
     """Join the other processes, by a file in a folder of this machine."""
     backend = "nccl" if device.type == "cuda" else "gloo"
+    # no address of the file: one would be cut at a "#" or a "?"
+    store = dist.FileStore(f"{shared}/rendezvous", n)  # type: ignore[attr-defined]
     wait = timedelta(seconds=LONGEST_WAIT)
-    dist.init_process_group(backend, init_method=f"file://{shared}/rendezvous", rank=rank, world_size=n, timeout=wait)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=n, timeout=wait)
 
 
 def sum_gradients(parameters: Sequence[Tensor]) -> None:
