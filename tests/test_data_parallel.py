@@ -45,7 +45,7 @@ def test_processes_train_as_one_and_resume_as_one(tmp_path: Path) -> None:
 
 def test_processes_learn_stored_episodes_as_one(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sampled, for which the other processes would take the present weights."""
-    (odd := tmp_path / "a#b?c").mkdir()
+    (odd := tmp_path / "a?b#c").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(odd))
     stored = {"algorithm": DPO, "episodes": str(folder), "start_from": str(folder / "checkpoint"), "steps": 3}
     changes = stored | {"rollout": ROLLOUT, "eval": {"n": 4, "dev_n": 4, "every": 0}}
