@@ -40,7 +40,7 @@ FEW_DECIDE = 0.3
 PATIENT = (
     "algorithm=maxrl, rollout.temperature=1.3, eval.temperature=1, optimizer.weight_decay=0.1 and hundreds of steps"
 )
-"""What got all of 15 runs of five environments past their short cuts; benchmarks/unlike.py measures it."""
+"""What got all runs of five environments past their short cuts; benchmarks/unlike.py measures it."""
 DRIFTED = '"algorithm.negative_mask={name: opsm, delta: 0.01}"'
 """The setting that leaves out what the policy has moved away from since it was sampled; see benchmarks/staleness.py."""
 LOST = 0.02
