@@ -23,17 +23,10 @@ from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.runs.chat import StreamingEngine
 from agent_rl.store.episodes import read_episodes
 from tests.engines import tiny
+from tests.templates import THOUGHTS
 
 Types = Callable[..., None]
 OF_THE_README = "agent-rl chat runs/latest env=calculator-v0"
-OPENS_A_THOUGHT = """
-{%- for m in messages -%}
-{{- '<|im_start|>' + m.role + '\\n' -}}
-{%- if m.role == 'assistant' -%}{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' -}}{%- endif -%}
-{{- m.content + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
-"""
 
 
 @pytest.fixture
@@ -128,7 +121,7 @@ def test_streaming_samples_the_same_tokens(talker: Path) -> None:
 
 def test_thought_that_the_prompt_opens_is_not_streamed(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = train_tokenizer([])
-    tokenizer.chat_template = OPENS_A_THOUGHT
+    tokenizer.chat_template = THOUGHTS
     renderer = load_renderer(tokenizer, "template")
     screen = _Screen(TokenPolicy(Engine(tiny(), slots=1, max_len=64), renderer), tokens=False)
     before = renderer.prompt([Message("user", "3 + 4")], ())

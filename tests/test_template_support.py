@@ -15,6 +15,7 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering import ChatMLRenderer, Renderer, TemplateRenderer, train_tokenizer
 from agent_rl.rendering.hermes import read_hermes
 from agent_rl.rendering.support import Support, describe_additions
+from tests.templates import THOUGHTS
 
 SEARCH = ToolSpec(
     "search", "Look it up.", {"type": "object", "properties": {"query": {"type": "string", "description": "Words."}}}
@@ -54,16 +55,6 @@ OWN_CALLS = """
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
-THOUGHTS = """
-{%- for m in messages -%}
-{{- '<|im_start|>' + m.role + '\\n' -}}
-{%- if m.role == 'assistant' -%}{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' -}}{%- endif -%}
-{{- m.content + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
-"""
-
-
 TOOLS_LAST = """{%- for m in messages -%}
 {%- if tools and m.role == 'user' and loop.last -%}
 {{- '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' -}}
