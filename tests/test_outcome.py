@@ -110,8 +110,11 @@ def test_max_likelihood_by_hand():
     low, b = -0.25 / (0.25 + 1e-6), 1 / (2 + 1e-6)  # group a: mean 1/4; group b: mean 2
     assert call(max_likelihood, [1.0, 0, 3, 0, 0, 1], "aabaab") == close(-3 * low, low, b, low, low, -b)
     assert call(max_likelihood, [1.0, 0, 0, 0], "aaaa", eps=0.0) == [3, -1, -1, -1]
-    for no_success in ([0.0, 0, 0], [-1.0, 1, 0], [-3.0, 1, 1]):
-        assert call(max_likelihood, no_success, "aaa") == [0, 0, 0]
+    for equal in (0.0, -2.0, 1.0):
+        assert call(max_likelihood, [equal] * 3, "aaa") == [0, 0, 0]
+    for failure in (-1.0, -5.0):  # below 0 what fails is the zero; a group without such a score keeps its own
+        scores = [1.0, failure, failure, failure, 3, 1]
+        assert call(max_likelihood, scores, "aaaabb", eps=0.0) == [3, -1, -1, -1, 0.5, -0.5]
 
 
 def test_decoupled_by_hand():

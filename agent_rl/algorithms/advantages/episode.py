@@ -163,17 +163,23 @@ def pass_at_k(scores: Tensor, groups: Tensor, *, k: Count) -> Tensor:
     return torch.where(scores == 1, success, failure) + scores * 0  # * 0 keeps NaN
 
 
-@advantage("max-likelihood", formula="A = (R - mean_group) / mean_group", source="MaxRL, Tajwar et al. 2026")
+@advantage(
+    "max-likelihood",
+    formula="A = (R - mean_group) / (mean_group - min(0, worst_group))",
+    source="MaxRL, Tajwar et al. 2026",
+)
 def max_likelihood(scores: Tensor, groups: Tensor, *, eps: NotNegative = 1e-6) -> Tensor:
     """MaxRL: score minus the mean of its group, divided by that mean (Tajwar et al. 2026, arXiv 2602.02710).
 
     For scores of 0 and 1 the mean is the success rate p, and tasks count by about 1/p: the gradient of log p rather
-    than of p. Scores must not be negative: a group whose mean is not above 0 has 0, as in prime-rl (where `eps` is 0;
-    it is as here in the authors' code and SkyRL). For a single scored episode the authors' code has score / eps.
+    than of p. The paper's scores are not negative; a group that has one below 0 is measured from its lowest score, so
+    that -1 and 1 do as 0 and 1. The others leave such groups with flipped or unbounded advantages, or none (prime-rl).
+    `eps` is 1e-6 in the authors' code and SkyRL, 0 in prime-rl. For a single episode the authors' code has score / eps.
     """
     scores, index = scores.double(), group_index(groups, scores)
-    mean = group_mean(scores, index)
-    return torch.where(mean > 0, (scores - mean) / (mean + eps), scores * 0)  # * 0 keeps NaN
+    mean, (worst, _) = group_mean(scores, index), group_range(scores, index)
+    above = mean - worst.clamp(max=0)
+    return torch.where(above > 0, (scores - mean) / (above + eps), scores * 0)  # * 0 keeps NaN
 
 
 def _token_whitened(
