@@ -167,6 +167,20 @@ def test_harbor_tasks_are_solved_and_graded(tmp_path: Path) -> None:
     assert ar.run("protocols-test/one-v0", Scripted(cheat), env_args=local)[0].reward == 0.25
 
 
+def test_harbor_shows_no_policy_tests_or_solution(tmp_path: Path) -> None:
+    own = {"task.yaml": "instruction: Greet.", "solution.sh": "", "run-tests.sh": "exit 1", "tests/a/b.py": ""}
+    write_task(tmp_path, "old", own | {"who.txt": "me", "app/tests/c.py": ""})
+    ar.register("protocols-test/own-v0")(type("Own", (ar.from_harbor(tmp_path),), {}))
+
+    def look(env: ar.Env, seed: int) -> ar.Script:
+        (answer,) = yield one_call("shell", command="find . -type f | sort")
+        assert answer.content.split() == ["./app/tests/c.py", "./who.txt"]
+        yield "done"
+
+    (episode,) = ar.run("protocols-test/own-v0", Scripted(look), env_args={"sandbox": "local"})
+    assert episode.error is None, episode.error
+
+
 HOSTILE = {
     "empty": "{}",
     "digits": '{"reward": 1%s}' % ("0" * 400),

@@ -44,6 +44,8 @@ from agent_rl.worker_threads import in_thread
 FOLDERS = ("/tests", "/logs", "/solution")
 """What Harbor's scripts read and write, in addition to the image's working folder; of links into `LINKED`."""
 LINKED = ".task"
+OWN = ("task.yaml", "solution.sh", "solution.yaml", "tests")
+"""What a task of terminal-bench has beside the files of its image, and shows no policy."""
 MAX_REWARD = 4096
 """Bytes of a file with rewards: reading one holds up the event loop, and the policy's code may have written it."""
 _PLACES = 'export TASK="$PWD/.task"; export TEST_DIR="$TASK/tests" LOGS_DIR="$TASK/logs"; '
@@ -74,6 +76,12 @@ class TaskFolder:
         """The files that grade, by their path below /tests."""
         script = self.folder / self.script
         return _files(self.folder / "tests") | ({self.script: script.read_bytes()} if script.is_file() else {})
+
+    @property
+    def surroundings(self) -> dict[str, bytes]:
+        """The files that an image would copy, by their path; in the older layout, the task's own lie beside them."""
+        own = {*OWN, self.script} if self.context == self.folder else set[str]()
+        return {path: data for path, data in _files(self.context).items() if path.split("/")[0] not in own}
 
 
 def read_task(folder: Path) -> TaskFolder:
@@ -164,7 +172,7 @@ class HarborEnv(SandboxedEnv):
         if is_docker:
             await sandbox.exec(["sh", "-c", FILL])
         else:  # what an image would have copied lies in the working folder
-            for path, data in _files(place.context).items():
+            for path, data in place.surroundings.items():
                 await sandbox.write_file(path, data)
         return place.instruction
 
