@@ -181,6 +181,13 @@ def test_harbor_shows_no_policy_tests_or_solution(tmp_path: Path) -> None:
     assert episode.error is None, episode.error
 
 
+def test_harbor_takes_each_task_once_whatever_files_it_has(tmp_path: Path) -> None:
+    harbor_task(tmp_path)
+    write_task(tmp_path, "greet", {"task.yaml": "instruction: Old.", "environment/app/task.yaml": "steps: []"})
+    harbor_task(tmp_path, "more/greet")
+    assert [task["name"] for task in ar.from_harbor(tmp_path).default_tasks] == ["greet", "more/greet"]
+
+
 HOSTILE = {
     "empty": "{}",
     "digits": '{"reward": 1%s}' % ("0" * 400),
@@ -248,9 +255,10 @@ def test_harbor_mistakes_are_named(tmp_path: Path) -> None:
     write_task(tmp_path, "one", {"task.toml": "= 3"})
     with pytest.raises(ar.ConfigError, match="one is no task: TOMLDecodeError"):
         ar.from_harbor(tmp_path)
-    write_task(tmp_path, "one", {"task.toml": "environment = 3"})
-    with pytest.raises(ar.ConfigError, match="one is no task: AttributeError"):
-        ar.from_harbor(tmp_path)
+    for text, error in (("environment = 3", "AttributeError"), ("metadata = 3", "TypeError")):
+        write_task(tmp_path, "one", {"task.toml": text})
+        with pytest.raises(ar.ConfigError, match=f"one is no task: {error}"):
+            ar.from_harbor(tmp_path)
     (tmp_path / "one" / "task.toml").unlink()
     for text in ("- a", "a: [", "3"):
         write_task(tmp_path, "one", {"task.yaml": text})

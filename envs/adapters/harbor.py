@@ -104,7 +104,7 @@ def read_task(folder: Path) -> TaskFolder:
                 solution=folder / "solution" / "solve.sh",
                 timeout=float(verifier.get("timeout_sec", 600.0)),
                 build_timeout=float(environment.get("build_timeout_sec", 600.0)),
-                about=settings.get("metadata", {}),
+                about=dict(settings.get("metadata", {})),
             )
         else:
             settings = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(folder / "task.yaml")))
@@ -242,11 +242,11 @@ def from_harbor(folder: str | Path) -> type[HarborEnv]:
         ConfigError: if there is none, or one lacks something.
     """
     root = Path(folder).resolve()
-    files = sorted(file for name in ("task.toml", "task.yaml") for file in root.rglob(name))
-    if not files:
+    found = {file.parent for name in ("task.toml", "task.yaml") for file in root.rglob(name)}
+    if not found:
         raise ConfigError(f"{root} has no tasks: a task is a folder with a task.toml or a task.yaml")
     rows = []
-    for place in (read_task(file.parent) for file in files):
+    for place in (read_task(task) for task in sorted(found) if found.isdisjoint(task.parents)):  # others are its files
         tags = {key: value for key in ("difficulty", "category") if isinstance(value := place.about.get(key), str)}
         rows.append({"name": place.folder.relative_to(root).as_posix(), "instruction": place.instruction, **tags})
     members: dict[str, object] = {"tasks_folder": root, "default_tasks": rows, "__doc__": f"The tasks of {root.name}."}
