@@ -188,6 +188,22 @@ def test_harbor_takes_each_task_once_whatever_files_it_has(tmp_path: Path) -> No
     assert [task["name"] for task in ar.from_harbor(tmp_path).default_tasks] == ["greet", "more/greet"]
 
 
+def test_harbor_tests_may_run_programs_of_theirs(tmp_path: Path) -> None:
+    harbor_task(tmp_path, end='echo "$("$TEST_DIR/more/check")" > "$LOGS_DIR/verifier/reward.txt"')
+    write_task(tmp_path, "greet", {"tests/more/check": "#!/bin/sh\necho 0.5\n"})
+    ar.register("protocols-test/programs-v0")(type("Programs", (ar.from_harbor(tmp_path),), {}))
+    assert ar.run("protocols-test/programs-v0", "nothing", env_args={"sandbox": "local"})[0].reward == 0.5
+
+
+@pytest.mark.parametrize(("last", "earned"), [("PASSED t.py::a", 1.0), ("FAILED t.py::a", 0.0), ("ERROR t.py", 0.0)])
+def test_harbor_reads_what_old_tests_sum_up(tmp_path: Path, last: str, earned: float) -> None:
+    said = f"FAILED was printed by a test\n{'.' * 9000}\n==== short test summary info ====\nPASSED t.py::b\n{last}\n"
+    script = f"cat <<'END'\n{said}\nEND\necho The tests are done.\n"
+    write_task(tmp_path, "old", {"task.yaml": "instruction: Greet.", "run-tests.sh": f"#!/bin/sh\n{script}"})
+    ar.register("protocols-test/summed-v0")(type("Summed", (ar.from_harbor(tmp_path),), {}))
+    assert ar.run("protocols-test/summed-v0", "nothing", env_args={"sandbox": "local"})[0].reward == earned
+
+
 HOSTILE = {
     "empty": "{}",
     "digits": '{"reward": 1%s}' % ("0" * 400),

@@ -15,6 +15,7 @@ import functools
 import io
 import json
 import math
+import re
 import shlex
 import sys
 import tarfile
@@ -48,6 +49,9 @@ OWN = ("task.yaml", "solution.sh", "solution.yaml", "tests")
 """What a task of terminal-bench has beside the files of its image, and shows no policy."""
 MAX_REWARD = 4096
 """Bytes of a file with rewards: reading one holds up the event loop, and the policy's code may have written it."""
+MAX_SAID = 256 * 1024
+"""Bytes of what tests print that are kept: pytest's summary is at their end."""
+_FAILED = re.compile("^(FAILED|ERROR) ", re.MULTILINE)
 _PLACES = 'export TASK="$PWD/.task"; export TEST_DIR="$TASK/tests" LOGS_DIR="$TASK/logs"; '
 _RUN = _PLACES + 'cd "$1" && exec "$(command -v bash || command -v sh)" -c "$2"'
 
@@ -183,7 +187,7 @@ class HarborEnv(SandboxedEnv):
 
     @reward
     async def solved(self, episode: Episode) -> float:
-        """What the task's tests wrote; terminal-bench's say it by their exit status. 0 if they wrote nothing."""
+        """What the task's tests wrote, 0 if nothing; terminal-bench's say it by exit status and pytest's summary."""
         logs = f"{LINKED}/logs/verifier"
         clear = (
             'chmod -R u+rwX "$TASK"; rm -rf "$TASK/tests" "$TASK/logs"; mkdir -p "$TASK/tests" "$TASK/logs/verifier"'
@@ -197,9 +201,10 @@ class HarborEnv(SandboxedEnv):
         except FileAccessError:
             return 0.0  # it made the place unusable
         script = f'"$TEST_DIR/{self.place.script}"'
-        result = await self._run(f"chmod +x {script}; {script}", self.place.timeout)
+        result = await self._run(f'chmod -R +x "$TEST_DIR"; {script}', self.place.timeout, MAX_SAID)
         if self.place.script == "run-tests.sh":
-            return float(result.returncode == 0)
+            _, _, summary = result.stdout.rpartition("short test summary info")
+            return float(result.returncode == 0 and not _FAILED.search(summary))
         for name, read in (("reward.txt", _number), ("reward.json", _number_of_json)):
             with contextlib.suppress(FileAccessError):  # there is none, or it is too large
                 if (found := read(await self.sandbox.read_file(f"{logs}/{name}", max_bytes=MAX_REWARD))) is not None:
