@@ -204,6 +204,20 @@ def test_harbor_reads_what_old_tests_sum_up(tmp_path: Path, last: str, earned: f
     assert ar.run("protocols-test/summed-v0", "nothing", env_args={"sandbox": "local"})[0].reward == earned
 
 
+def test_harbor_gives_each_part_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "ours")
+    harbor_task(tmp_path, end='echo "$(cat seen)$B${SECRET:-2}" > "$LOGS_DIR/verifier/reward.txt"')
+    tables = ("environment.env]\nA='1'", "verifier.env]\nB='${B:-.5}'\nSECRET='${SECRET}'", "solution.env]\nC='3'")
+    write_task(tmp_path, "greet", {"task.toml": "\n".join(f"[{table}" for table in tables)})
+    write_task(tmp_path, "greet", {"solution/solve.sh": "#!/bin/sh\necho $A$B$C > seen"})
+    ar.register("protocols-test/variables-v0")(type("Variables", (ar.from_harbor(tmp_path),), {}))
+    (episode,) = ar.run("protocols-test/variables-v0", "oracle", env_args={"sandbox": "local"})
+    assert episode.reward == 13.52, episode.error
+    write_task(tmp_path, "greet", {"task.toml": "[verifier.env]\nA=1"})
+    with pytest.raises(ar.ConfigError, match="env has A=1, which is no text"):
+        ar.from_harbor(tmp_path)
+
+
 HOSTILE = {
     "empty": "{}",
     "digits": '{"reward": 1%s}' % ("0" * 400),

@@ -45,6 +45,8 @@ from agent_rl.worker_threads import in_thread
 FOLDERS = ("/tests", "/logs", "/solution")
 """What Harbor's scripts read and write, in addition to the image's working folder; of links into `LINKED`."""
 LINKED = ".task"
+PARTS = ("environment", "verifier", "solution")
+"""The tables of a task.toml that may have variables."""
 OWN = ("task.yaml", "solution.sh", "solution.yaml", "tests")
 """What a task of terminal-bench has beside the files of its image, and shows no policy."""
 MAX_REWARD = 4096
@@ -52,6 +54,7 @@ MAX_REWARD = 4096
 MAX_SAID = 256 * 1024
 """Bytes of what tests print that are kept: pytest's summary is at their end."""
 _FAILED = re.compile("^(FAILED|ERROR) ", re.MULTILINE)
+_OF_HOST = re.compile(r"\$\{[^}:]+(?::-(.*))?\}", re.DOTALL)
 _PLACES = 'export TASK="$PWD/.task"; export TEST_DIR="$TASK/tests" LOGS_DIR="$TASK/logs"; '
 _RUN = _PLACES + 'cd "$1" && exec "$(command -v bash || command -v sh)" -c "$2"'
 
@@ -73,6 +76,8 @@ class TaskFolder:
     timeout: float = 600.0
     """Seconds that grading may take."""
     build_timeout: float = 600.0
+    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of `environment`, `verifier` and `solution`, beside the image's."""
     about: Mapping[str, JSON] = field(default_factory=dict)
 
     @property
@@ -108,6 +113,7 @@ def read_task(folder: Path) -> TaskFolder:
                 solution=folder / "solution" / "solve.sh",
                 timeout=float(verifier.get("timeout_sec", 600.0)),
                 build_timeout=float(environment.get("build_timeout_sec", 600.0)),
+                variables={part: _variables(settings.get(part, {}).get("env", {})) for part in PARTS},
                 about=dict(settings.get("metadata", {})),
             )
         else:
@@ -154,7 +160,7 @@ class HarborEnv(SandboxedEnv):
         """Open a sandbox of the task's image; say the instruction."""
         self.place = place = read_task(self.tasks_folder / str(task["name"]))
         name, options = self._chosen
-        is_docker = name == "docker"
+        is_docker, variables = name == "docker", dict[str, str]()
         from agent_rl.sandboxes.docker.compose import Service, find_compose, read_compose
 
         file = find_compose(place.context)
@@ -169,9 +175,10 @@ class HarborEnv(SandboxedEnv):
             most = float(cast("float", options.get("image_gb", IMAGE_GB)))
             build = functools.partial(task_image, source, FOLDERS, host, place.build_timeout, most)
             image = await in_thread(build, "from_harbor: build")
-            self.workdir, self.variables = image.workdir, {**image.variables, **main.environment}
+            self.workdir, variables = image.workdir, {**image.variables, **main.environment}
             services: dict[str, JSON] = {} if file is None else {"compose": str(file)}
             self._backend = shared_backend(name, {**options, **services, "image": image.name})
+        self.variables = {**variables, **place.variables.get("environment", {})}
         sandbox = await self.open_sandbox()
         if is_docker:
             await sandbox.exec(["sh", "-c", FILL])
@@ -201,6 +208,7 @@ class HarborEnv(SandboxedEnv):
         except FileAccessError:
             return 0.0  # it made the place unusable
         script = f'"$TEST_DIR/{self.place.script}"'
+        self.variables |= self.place.variables.get("verifier", {})
         result = await self._run(f'chmod -R +x "$TEST_DIR"; {script}', self.place.timeout, MAX_SAID)
         if self.place.script == "run-tests.sh":
             _, _, summary = result.stdout.rpartition("short test summary info")
@@ -222,7 +230,8 @@ class HarborEnv(SandboxedEnv):
         packed = base64.b64encode(_tar(below)).decode()
         at = '"$TASK/solution"'
         unpack = f"mkdir -p {at} && base64 -d <<'END' | tar -xz -C {at}\n{packed}\nEND\n"
-        command = f"{unpack}{at}/{solution.name}"
+        given = shlex.join(f"{key}={value}" for key, value in self.place.variables.get("solution", {}).items())
+        command = f"{unpack}env {given} {at}/{solution.name}"
         if self.keeps_jobs:  # what it starts with & ends with its command: that has to go on
             solved = '"$TASK/solved"'
             yield one_call("shell", command=f"{command}; touch {solved}; sleep infinity", background=True)
@@ -263,6 +272,19 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {
         file.relative_to(folder).as_posix(): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()
     }
+
+
+def _variables(given: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables of a table; of `${NAME:-other}` what is there without the host's, which stay on it.
+
+    Raises:
+        ValueError: if a value is no text.
+    """
+    if wrong := [f"{key}={value!r}" for key, value in given.items() if not isinstance(value, str)]:
+        raise ValueError(f"env has {wrong[0]}, which is no text: put it in quotes")
+    texts = {key: str(value) for key, value in given.items()}
+    found = {key: there[1] if (there := _OF_HOST.fullmatch(value)) else value for key, value in texts.items()}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _tar(files: Mapping[str, bytes]) -> bytes:
