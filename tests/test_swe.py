@@ -133,6 +133,36 @@ def test_swe_reads_what_pytest_and_unittest_print() -> None:
     assert all_pass(said, ["test_a (x.X.test_a)"]) and not all_pass(said, ["test_b (x.X.test_b)"])
 
 
+UNITTEST = """
+test_word (x.X.test_word)
+Says ... a word. ... ok
+test_sign (x.X.test_sign)
+Says a sign. ... FAIL
+test_log (x.X.test_log) ... WARNING: late
+ok
+test_line (x.X.test_line) ...
+hello
+ok
+test_left (x.X.test_left) ... test_next (x.X.test_next) ... ok
+test_other (x.X.test_other) ... skipped 'no'
+ok
+test_part (x.X.test_part) ... ok
+FAIL: test_part (x.X.test_part) (n=1)
+"""
+
+
+def test_swe_reads_docstrings_subtests_and_tests_that_print() -> None:
+    passed = ["test_word (x.X.test_word)", "Says ... a word.", "test_log (x.X.test_log)"]
+    assert all_pass(UNITTEST, [*passed, "test_line (x.X.test_line)", "test_next (x.X.test_next)"])
+    failed = [f"test_{name} (x.X.test_{name})" for name in ("sign", "left", "other", "part")]
+    assert not any(all_pass(UNITTEST, [name]) for name in (*failed, "Says a sign.", "test_none (x)"))
+
+
+def test_swe_takes_names_that_end_at_a_space() -> None:
+    said = "PASSED a.py::test_a[x y]\nPASSED a.py::test_b[x y]\nFAILED a.py::test_b[x z] - assert 0\n"
+    assert all_pass(said, ["a.py::test_a[x"]) and not all_pass(said, ["a.py::test_b[x"])
+
+
 @given(st.text(alphabet="a\n", max_size=40), st.integers(1, 9))
 def test_swe_pieces_of_a_text_have_its_lines(text: str, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
