@@ -170,14 +170,14 @@ def diff(before: Files, after: Mapping[str, str | None]) -> str:
     return text
 
 
-def commit(folder: Path, files: Files) -> str:
+def commit(folder: Path, files: Files, encoding: str = "utf-8") -> str:
     """Make a repository of files; return its commit."""
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
+        (folder / path).write_text(text, encoding=encoding)
     git = ["git", "-C", str(folder), "-c", "user.name=us", "-c", "user.email=us@here"]
     when = {**os.environ, "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):  # the commit says which split it is of
+    for command in (["init", "-q"], ["add", "-Af"], ["commit", "-qm", "base"]):  # the commit says which split it is of
         subprocess.run([*git, *command], check=True, capture_output=True, env=when)
     return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
 

@@ -18,7 +18,7 @@ from agent_rl.envs.adapters.swe import MAX_LINE, MAX_OUTPUT, all_pass, files_of,
 from agent_rl.envs.quiz import one_call
 from agent_rl.policy import Scripted
 from agent_rl.sandboxes.base import Limits
-from tests.swe_tasks import REPOSITORIES, diff, write_tasks
+from tests.swe_tasks import REPOSITORIES, commit, diff, write_tasks
 
 LIMITS = Limits(memory=192 << 20, processes=32, disk=16 << 20)
 
@@ -133,6 +133,46 @@ def test_swe_reads_what_pytest_and_unittest_print() -> None:
     assert all_pass(said, ["test_a (x.X.test_a)"]) and not all_pass(said, ["test_b (x.X.test_b)"])
 
 
+HEAD = "# -*- coding: latin-1 -*-\n# caf\xe9\n"
+ODD = {
+    ".gitattributes": "tests export-ignore\nversion export-subst\n",
+    ".gitignore": "lib\n",
+    "version": "$Format:%H$\n",
+    "lib/kept.py": "",
+    "old": "#!/bin/sh\necho 1\n",
+    "tests/test_x.py": HEAD,
+}
+CHECK = """
+import subprocess, unittest
+class T(unittest.TestCase):
+    def test_a(self):
+        for name in ("./old", "./new"):
+            self.assertEqual(subprocess.run([name], capture_output=True, text=True).stdout, "2\\n")
+"""
+
+
+def test_swe_repositories_are_as_committed_and_programs_stay_such(tmp_path: Path) -> None:
+    row = {
+        **{"instance_id": "a", "repo": "a", "problem_statement": "", "PASS_TO_PASS": []},
+        "base_commit": commit(tmp_path / "a", ODD, "latin-1"),
+        "test_patch": diff(ODD, {"tests/test_x.py": HEAD + CHECK}).replace("\xe9", "\udce9"),
+        "FAIL_TO_PASS": ["test_a (tests.test_x.T.test_a)"],
+        "test_command": "python3 -m unittest -v tests/test_x.py",
+    }
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    tasks = type("Odd", (ar.from_swe(tmp_path / "rows.jsonl", repositories=tmp_path),), {"limits": LIMITS})
+    ar.register("swe-test/odd-v0")(tasks)
+
+    def work(env: ar.Env, seed: int) -> ar.Script:
+        change = "for f in old new; do printf '#!/bin/sh\\necho 2\\n' >$f; chmod +x $f; done"
+        (answer,) = yield one_call("shell", command=f"cat version; ls; git clean -fdxq; ls lib; {change}")
+        assert answer.content.split() == ["$Format:%H$", "lib", "old", "tests", "version", "kept.py"]
+        yield "done"
+
+    (episode,) = ar.run("swe-test/odd-v0", Scripted(work), env_args={"sandbox": "local"})
+    assert episode.reward == 1.0, episode.error
+
+
 UNITTEST = """
 test_word (x.X.test_word)
 Says ... a word. ... ok
@@ -181,7 +221,7 @@ def test_swe_looks_at_an_output_in_pieces() -> None:
     assert time.thread_time() - before < 0.05
 
 
-HASH = "0" * 64
+HASH = "0" * 64 + "-"
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -45,6 +47,8 @@ TEST = "python3 -m pytest -rA --no-header -p no:cacheprovider"
 FOLDER = "repo"
 """Where a repository of `repositories` lies, in the sandbox's working folder."""
 PIECE = MAX_FILE // 2
+LENIENT = "surrogateescape"
+"""How bytes of a patch's file that are no UTF-8 come through."""
 FILL_SECONDS, BUILD_SECONDS = 300.0, 600.0
 MAX_OUTPUT = 2 * 1024 * 1024
 """Bytes of what tests print: half of the head, half of the tail, where pytest sums up."""
@@ -65,11 +69,12 @@ for top, folders, names in os.walk(sys.argv[1]):
         path = os.path.join(top, name)
         if os.path.isfile(path) and not os.path.islink(path):
             with open(path, "rb") as file:
-                print(hashlib.sha256(file.read()).hexdigest(), json.dumps(os.path.relpath(path, sys.argv[1])))
+                mark = "x" if os.stat(path).st_mode & 0o100 else "-"
+                print(hashlib.sha256(file.read()).hexdigest() + mark, json.dumps(os.path.relpath(path, sys.argv[1])))
 """
 _UNPACK = (
     f"mkdir {FOLDER} && cat .packed/* | tar -xz -C {FOLDER} && rm -r .packed; cd {FOLDER} && git init -q && "
-    "git add -A && git -c user.name=base -c user.email= commit -qm base"
+    "git add -Af && git -c user.name=base -c user.email= commit -qm base"
 )
 
 
@@ -141,7 +146,7 @@ class SweEnv(SandboxedEnv):
                     if text is None:
                         await self._run(fresh, f"rm -f {shlex.quote(path)}", FILL_SECONDS)
                     else:
-                        await fresh.write_file(f"{self.folder}/{path}", text.encode())
+                        await fresh.write_file(f"{self.folder}/{path}", text.encode(errors=LENIENT))
             except FileAccessError:
                 return False  # what the policy left can't be read, is too large, or leaves the tests no place
             command = str(self.row.get("test_command") or f"{TEST} {shlex.join(files_of(tests))}")
@@ -154,7 +159,7 @@ class SweEnv(SandboxedEnv):
     def oracle(self) -> Script:
         """Write the files as the row's patch leaves them."""
         for path, text in self.solution.items():
-            packed = base64.b64encode((text or "").encode()).decode()
+            packed = base64.b64encode((text or "").encode(errors=LENIENT)).decode()
             name = shlex.quote(path)
             make = f"mkdir -p $(dirname {name}) && base64 -d <<'END' >{name}\n{packed}\nEND"
             yield one_call("shell", command=f"rm {name}" if text is None else make)
@@ -177,7 +182,10 @@ class SweEnv(SandboxedEnv):
             raise SandboxError(f"the repository of {self.row['instance_id']} can't be unpacked: {ran.stderr}")
 
     async def _survey(self, sandbox: Sandbox) -> dict[str, str]:
-        """Return the hash of each of the repository's files, by path; empty if what the policy left can't be told."""
+        """Return the hash of each of the repository's files, by path; empty if what the policy left can't be told.
+
+        Behind it stands x for a program, otherwise -.
+        """
         command = f"exec python3 -I -S -c {shlex.quote(_SURVEY)} ."
         ran = await self._run(sandbox, command, FILL_SECONDS, MAX_SURVEY)
         return {} if ran.truncated else await in_thread(functools.partial(hashes, ran.stdout), "from_swe: survey")
@@ -191,19 +199,23 @@ class SweEnv(SandboxedEnv):
         base = await self._survey(fresh)
         if not base:  # nothing of the policy's has run there
             raise SandboxError(f"the files of {self.row['instance_id']} can't be listed, or are too many")
-        gone = "\0".join(base.keys() - left.keys() - own)
-        if gone:
-            await fresh.exec(
-                ["xargs", "-0", "rm", "-f", "--"], input=gone.encode(), cwd=self.folder, timeout=FILL_SECONDS
-            )
-        for path, hash in left.items():
-            if base.get(path) != hash:
-                await fresh.write_file(f"{self.folder}/{path}", await self.sandbox.read_file(f"{self.folder}/{path}"))
+        changed = {path: hash[-1] for path, hash in left.items() if base.get(path) != hash}
+        await self._on_files(fresh, "rm -f", base.keys() - left.keys() - own)
+        for path in changed:
+            await fresh.write_file(f"{self.folder}/{path}", await self.sandbox.read_file(f"{self.folder}/{path}"))
+        await self._on_files(fresh, "chmod -x", changed)
+        await self._on_files(fresh, "chmod +x", {path for path, mark in changed.items() if mark == "x"})
+
+    async def _on_files(self, sandbox: Sandbox, command: str, paths: Collection[str]) -> None:
+        """Run a command on files of the repository."""
+        if paths:
+            argv = ["xargs", "-0", *command.split(), "--"]
+            await sandbox.exec(argv, input=os.fsencode("\0".join(paths)), cwd=self.folder, timeout=FILL_SECONDS)
 
     async def _after(self, sandbox: Sandbox, patches: Sequence[FilePatch]) -> dict[str, str | None]:
         """Return the texts that patches make of a sandbox's files, by path."""
         paths = [patch.old for patch in patches if patch.old is not None]
-        before = {path: (await sandbox.read_file(f"{self.folder}/{path}")).decode() for path in paths}
+        before = {path: (await sandbox.read_file(f"{self.folder}/{path}")).decode(errors=LENIENT) for path in paths}
         return patched(patches, before)
 
     async def _run(self, sandbox: Sandbox, command: str, seconds: float, most: int = MAX_LINE) -> ExecResult:
@@ -288,15 +300,23 @@ def repository_of(below: Path, row: Mapping[str, JSON]) -> Path:
 
 @functools.lru_cache(maxsize=32)
 def archive(repository: Path, commit: str) -> bytes:
-    """Return a clone's files at a commit, as a packed tar.
+    """Return a clone's files at a commit, as a packed tar: all of them, as they are, whatever it exports.
 
     Raises:
         ConfigError: if it has no such commit.
     """
-    ran = subprocess.run(["git", "-C", repository, "archive", "--format=tar.gz", commit], capture_output=True)
-    if ran.returncode:
-        raise ConfigError(f"{repository} has no commit {commit!r}: {ran.stderr.decode(errors='replace').strip()}")
-    return ran.stdout
+    git = functools.partial(subprocess.run, cwd=repository, capture_output=True, text=True)
+    objects = git(["git", "rev-parse", "--git-path", "objects"]).stdout.strip()
+    found = git(["git", "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}"])
+    if found.returncode:
+        raise ConfigError(f"{repository} has no commit {commit!r}: {found.stderr.strip()}")
+    with tempfile.TemporaryDirectory() as bare:  # its attributes come before those of the files
+        git(["git", "init", "-q", "--bare", "--template=", bare], check=True)
+        Path(bare, "info").mkdir()
+        Path(bare, "info", "attributes").write_text("* -export-ignore -export-subst\n")
+        env = {**os.environ, "GIT_DIR": bare, "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(repository / objects)}
+        packed = ["git", "archive", "--format=tar.gz", found.stdout.strip()]
+        return subprocess.run(packed, capture_output=True, check=True, env=env).stdout
 
 
 def files_of(patches: Sequence[FilePatch]) -> list[str]:
@@ -324,12 +344,12 @@ def hashes(said: str) -> dict[str, str]:
     found = {}
     for line in (line for piece in pieces_of(said.removesuffix("\n")) for line in piece.split("\n")):
         try:
-            path = json.loads(line[65:])
+            path = json.loads(line[66:])
         except (ValueError, RecursionError):
             return {}
         if not isinstance(path, str) or path.startswith("/") or ".." in path.split("/"):
             return {}
-        found[path] = line[:64]
+        found[path] = line[:65]
     return found
 
 
