@@ -329,6 +329,9 @@ SAID = '{"verdicts": {"w0": {"reason": "\\ud83d", "evidence": "alpha", "verdict"
     [
         (SAID, 1.0),
         (f"<think>{SAID.replace('yes', 'no')}</think>{SAID}", 1.0),
+        (SAID.replace("\\ud83d", "It says </think> and <think>."), 1.0),
+        (f"I think.</think>{SAID.replace('ud83d', 'n</think>')}", 1.0),
+        (f"<think>{SAID}", JudgeFault.MALFORMED),
         (f'{{"result": {SAID}}}', 1.0),
         (SAID.replace("yes", " Yes "), 1.0),
         (SAID.replace('"verdict": "yes"', '"verdict": "no", "verdict": "yes"'), JudgeFault.DOUBLED),

@@ -13,7 +13,7 @@ from agent_rl.judge.evolve import MOST_PROPOSED
 from agent_rl.judge.evolving import EvolvingJudge, ProposalError
 from agent_rl.judge.model import ModelJudge
 from agent_rl.judge.prompt import as_json, as_shown, json_object, nonce, opening
-from agent_rl.judge.reply import MOST_BRACES
+from agent_rl.judge.reply import MOST_BRACES, behind_thoughts
 from agent_rl.judge.rubric import Criterion, Rubric
 from agent_rl.rendering.chat_format import as_unicode
 
@@ -70,7 +70,7 @@ def read_proposals(content: str) -> tuple[Criterion, ...]:
     Raises:
         ProposalError: if it holds none that can be read.
     """
-    content, decoder = content.rpartition("</think>")[2], json.JSONDecoder()
+    content, decoder = behind_thoughts(content), json.JSONDecoder()
     lists: list[tuple[float, Any]] = []
     at = content.find("{")
     for _ in range(MOST_BRACES):

@@ -76,12 +76,21 @@ def read_entries(answer: Answer, ids: set[str]) -> list[Entry]:
     if answer.finish_reason == "length":
         raise ReplyError(JudgeFault.TRUNCATED, "the reply was cut at its limit; give shorter reasons")
     try:
-        entries = _find_entries(answer.content.rpartition("</think>")[2].partition("<think>")[0], ids)
+        entries = _find_entries(behind_thoughts(answer.content), ids)
     except ValueError as error:
         raise ReplyError(JudgeFault.MALFORMED, str(error)) from None
     if unknown := sorted({e.id for e in entries} - ids):
         raise ReplyError(JudgeFault.UNKNOWN, f"nothing has the id {unknown[0][:80]!r}")
     return entries
+
+
+def behind_thoughts(content: str) -> str:
+    """Return what a reply says after it has thought; the marks of thoughts in its object are quoted from a response."""
+    said = content.lstrip()
+    if said.startswith(("{", "```")):
+        return said
+    thought, end, rest = said.partition("</think>")
+    return rest if end else thought.partition("<think>")[0]
 
 
 def without_verdicts(criteria: Sequence[Criterion], fault: JudgeFault, detail: str) -> tuple[Verdict, ...]:
