@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -143,3 +143,26 @@ def test_vocabulary_is_not_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("tiktoken.get_encoding", lambda name: pytest.fail("it would be fetched"))
     assert estimate.vocabulary("gpt-4o") is None and estimate.vocabulary("smol") is None
+
+
+def test_run_says_why_episodes_are_unscored(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "This model's maximum context length is 9 tokens"
+    fair = FakeJudge()
+
+    def script(body: Body) -> Answer:
+        text = body["messages"][1]["content"]
+        if "Which 1?" in text:
+            return failed(400, said, code="context_length_exceeded")
+        answer = fair(body)
+        return answer if "Which 2?" in text else replace(answer, body=answer.body | {"usage": None})
+
+    with FakeOpenAI(script) as server:
+        for asked in (6, 1):  # a server of a longer context would take it
+            before = len(server.asked)
+            _, printed = call(capsys, server, "run")
+            assert len(server.asked) - before == asked
+            assert (
+                "unscored: too_long (1)" in printed
+                and f"too_long: the conversation is too long for m: {said}" in printed
+            )
+    assert "calls: 7 (6 of unknown tokens)" in printed

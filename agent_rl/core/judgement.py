@@ -38,7 +38,7 @@ class JudgeFault(StrEnum):
     COST = "cost"
     """The limit of cost was reached."""
     TOO_LONG = "too_long"
-    """What is to be compared takes more than one request may have."""
+    """The request is longer than the model's context, or what is to be compared takes more than one may have."""
     RULE = "rule"
     """A rule can't be applied, such as one that names what the task lacks."""
 

@@ -18,7 +18,7 @@ from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.log import CallLog, call_key
 from agent_rl.judge.reply import Answer
 from agent_rl.policy.openai_client import ChatClient, Tally, connect
-from agent_rl.policy.openai_failures import RefusedError
+from agent_rl.policy.openai_failures import ContextOverflowError, RefusedError
 from agent_rl.rollout.usage import load_prices, price_of
 
 T = TypeVar("T")
@@ -171,6 +171,8 @@ class Caller:
             if used.input_tokens is not None:  # answers without a message cost, too
                 self._spend(used, 0, 0)
             fault = JudgeFault.TIMEOUT if tally.errors[-1:] == ["timeout"] else JudgeFault.SERVER
+            if isinstance(error, ContextOverflowError):
+                fault = JudgeFault.TOO_LONG
             self._log.fail(key, fault, str(error), used, about)
             if isinstance(error, RefusedError):
                 raise

@@ -37,7 +37,7 @@ OF_TASK = "task:"
 """Before a key, in the place of a rubric's file: each task has its own there."""
 CALLS = "calls.jsonl"
 """The log of calls, in the folder of the judged files that share it."""
-PASSING = {JudgeFault.SERVER, JudgeFault.TIMEOUT, JudgeFault.COST}
+PASSING = {JudgeFault.SERVER, JudgeFault.TIMEOUT, JudgeFault.COST, JudgeFault.TOO_LONG}
 """Faults that another run may not meet: it judges these episodes once more."""
 VERDICTS = {"samples", "permute", "per_call", "temperature", "max_tokens", "structured"}
 """The settings of a judge that its verdicts depend on."""

@@ -15,6 +15,8 @@ from agent_rl.rollout.comparison import mean_interval
 from agent_rl.rollout.evaluation import Rate
 from agent_rl.rollout.usage import Prices, Quantiles, UsageTotals, price_of, usage_totals
 
+MOST_SAID = 200
+
 
 @dataclass(frozen=True, slots=True)
 class CriterionSummary:
@@ -46,6 +48,8 @@ class JudgedSummary:
     unscored: int
     faults: Mapping[str, int]
     """Unscored episodes by the class of a fault; one with several classes is in each."""
+    reasons: Mapping[str, str]
+    """The most frequent words of each class, cut to `MOST_SAID` characters."""
     suspect: Rate
     """Episodes whose text addresses the judge, or looks like its reply."""
     criteria: tuple[CriterionSummary, ...]
@@ -85,12 +89,21 @@ def summarise_judged(judged: Judged, prices: Prices | None = None) -> JudgedSumm
         scored=len(judged.judgements) - len(unscored),
         unscored=len(unscored),
         faults=dict(Counter(str(fault) for j in unscored for fault in dict.fromkeys(j.faults)).most_common()),
+        reasons=_reasons(verdict for j in unscored for verdict in j.verdicts),
         suspect=Rate(sum(bool(j.suspect) for j in judged.judgements), len(judged.judgements)),
         criteria=tuple(_of_criterion(criterion, verdicts[key]) for key, criterion in criteria.items()),
         usage=usage_totals(judged.usage),
         seconds=Quantiles.of([j.seconds for j in judged.judgements]),
         cost=None if prices is None else sum(price_of(used.model, prices).of(used) for used in judged.usage),
     )
+
+
+def _reasons(verdicts: Iterable[Verdict]) -> dict[str, str]:
+    said: dict[str, Counter[str]] = defaultdict(Counter)
+    for verdict in verdicts:
+        if verdict.error is not None and verdict.detail:
+            said[str(verdict.error)][verdict.detail] += 1
+    return {fault: " ".join(words.most_common(1)[0][0].split())[:MOST_SAID] for fault, words in said.items()}
 
 
 def _of_criterion(criterion: Criterion, verdicts: list[tuple[str, Verdict]]) -> CriterionSummary:

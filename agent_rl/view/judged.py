@@ -37,13 +37,16 @@ def print_summary(summary: JudgedSummary, console: Console) -> None:
         say(console, f"and {more} criteria more")
     if summary.faults:
         say(console, f"unscored: {counted(summary.faults)}")
+        for fault, why in summary.reasons.items():
+            say(console, clean(f"  {fault}: {why}"))
     if summary.suspect.successes:
         say(console, f"suspect: {summary.suspect} address the judge, or look like its reply")
     if (used := summary.usage).replies:
         cached = f" ({used.cached_tokens:,} cached)" if used.cached_tokens else ""
         cost = "" if summary.cost is None else f", cost {summary.cost:.4g}"
         failed = f"; failed attempts: {counted(used.errors)}" if used.errors else ""
-        say(console, f"calls: {used.replies:,}, attempts: {used.attempts:,}{failed}")
+        unknown = f" ({used.uncounted:,} of unknown tokens)" if used.uncounted else ""
+        say(console, f"calls: {used.replies:,}{unknown}, attempts: {used.attempts:,}{failed}")
         say(console, f"tokens: {used.input_tokens:,} in{cached}, {used.output_tokens:,} out{cost}")
         say(console, f"latency p50 / p90 / p99: a call {used.latency}, a judgement {summary.seconds}")
 
