@@ -5,6 +5,7 @@ A task belongs to the split that a hash of its text names.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 from collections.abc import Callable, Iterable
@@ -16,6 +17,9 @@ from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall
 from agent_rl.gym.env import Script, ToolEnv
 from agent_rl.gym.reward import reward
 from agent_rl.seeds import Stream, rng
+
+PIECE = 48 * 1024
+"""Bytes of a file that one command writes; a program takes 128 KiB as an argument."""
 
 
 class Quiz(ToolEnv):
@@ -71,6 +75,14 @@ class Quiz(ToolEnv):
 def one_call(tool: str, **arguments: JSON) -> Message:
     """Return a message with one tool call."""
     return Message("assistant", tool_calls=(ToolCall("call_0", tool, arguments),))
+
+
+def write_calls(name: str, data: bytes) -> Script:
+    """Yield calls of a tool `shell` that write a file, in pieces that one command takes; the shell reads the name."""
+    for start in range(0, max(1, len(data)), PIECE):
+        packed = base64.b64encode(data[start : start + PIECE]).decode()
+        write = f"base64 -d <<'END' {'>>' if start else '>'}{name}\n{packed}\nEND"
+        yield one_call("shell", command=f'mkdir -p "$(dirname {name})" && {write}')
 
 
 @functools.cache

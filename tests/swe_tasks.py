@@ -130,6 +130,7 @@ SLUG_HIDDEN = """
     def test_signs(self):
         self.assertEqual(slug("What? Now!"), "what-now")
 """
+LONG = f"\n# {'more than one command takes ' * 9}" * 600
 REPOSITORIES = {
     "us/roman": Repository(
         {"roman.py": ROMAN, "test_roman.py": ROMAN_TESTS},
@@ -146,9 +147,9 @@ REPOSITORIES = {
         "tests.test_cache.Caches.test_get",
     ),
     "us/slug": Repository(
-        {"slug.py": SLUG, "old.py": "unused = True\n", "test_slug.py": SLUG_TESTS},
+        {"slug.py": SLUG + LONG, "old.py": "unused = True\n", "test_slug.py": SLUG_TESTS},
         {
-            "slug.py": SLUG_SOLVED,
+            "slug.py": SLUG_SOLVED + LONG,
             "words.py": 'def kept(letter):\n    return letter.isalnum() or letter == " "',
             "old.py": None,
         },

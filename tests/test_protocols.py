@@ -138,6 +138,7 @@ def harbor_task(folder: Path, name: str = "greet", end: str = 'echo $good > "$LO
         "environment/who.txt": "you",
         "solution/solve.sh": '#!/bin/sh\ncat "$TASK/solution/start" who.txt > greeting.txt\n',
         "solution/start": "hello ",
+        "solution/noise": random.Random(0).randbytes(150_000).hex(),  # more than one command takes
         "tests/test.sh": GRADE + end,
     }
     write_task(folder, name, files)

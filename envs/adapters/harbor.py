@@ -9,7 +9,6 @@ the image.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import io
@@ -30,7 +29,7 @@ from omegaconf import OmegaConf
 
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, Task
-from agent_rl.envs.quiz import one_call
+from agent_rl.envs.quiz import one_call, write_calls
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
@@ -227,9 +226,9 @@ class HarborEnv(SandboxedEnv):
         below = (
             _files(solution.parent) if solution.parent.name == "solution" else {solution.name: solution.read_bytes()}
         )
-        packed = base64.b64encode(_tar(below)).decode()
         at = '"$TASK/solution"'
-        unpack = f"mkdir -p {at} && base64 -d <<'END' | tar -xz -C {at}\n{packed}\nEND\n"
+        yield from write_calls(f"{at}/.packed", _tar(below))
+        unpack = f"tar -xzf {at}/.packed -C {at}\n"
         given = shlex.join(f"{key}={value}" for key, value in self.place.variables.get("solution", {}).items())
         command = f"{unpack}env {given} {at}/{solution.name}"
         if self.keeps_jobs:  # what it starts with & ends with its command: that has to go on

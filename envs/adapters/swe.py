@@ -9,7 +9,6 @@ nor files beside the repository. But its code runs in the process of the tests, 
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 import os
@@ -27,7 +26,7 @@ import numpy as np
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, Task
 from agent_rl.envs.adapters.patches import FilePatch, patched, read_patch
-from agent_rl.envs.quiz import one_call
+from agent_rl.envs.quiz import one_call, write_calls
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
@@ -159,10 +158,11 @@ class SweEnv(SandboxedEnv):
     def oracle(self) -> Script:
         """Write the files as the row's patch leaves them."""
         for path, text in self.solution.items():
-            packed = base64.b64encode((text or "").encode(errors=LENIENT)).decode()
             name = shlex.quote(path)
-            make = f"mkdir -p $(dirname {name}) && base64 -d <<'END' >{name}\n{packed}\nEND"
-            yield one_call("shell", command=f"rm {name}" if text is None else make)
+            if text is None:
+                yield one_call("shell", command=f"rm {name}")
+            else:
+                yield from write_calls(name, text.encode(errors=LENIENT))
         yield "done"
 
     async def _fill(self, sandbox: Sandbox) -> None:
