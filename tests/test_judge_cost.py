@@ -68,7 +68,7 @@ def test_estimate_says_what_run_then_takes(capsys: pytest.CaptureFixture[str]) -
         assert len(server.asked) == 10
 
 
-def test_estimate_passes_over_logged_comparisons(capsys: pytest.CaptureFixture[str]) -> None:
+def test_estimate_passes_over_logged_comparisons_and_damage(capsys: pytest.CaptureFixture[str]) -> None:
     task = {"role": "user", "content": "Task:\n\nCriteria:\n- Good."}
     body = {"model": "m", "messages": [{"role": "system", "content": "Compare."}, task]}
     with FakeOpenAI(FakeJudge()) as server:
@@ -79,7 +79,7 @@ def test_estimate_passes_over_logged_comparisons(capsys: pytest.CaptureFixture[s
                     {"key": "0" * 64, "request": body, "answer": {"content": ""}, "usage": asdict(Usage("m", 9, 9))},
                     separators=(",", ":"),
                 )
-                + "\n"
+                + '\n{"key":"damaged\n'
             )
         status, said = call(capsys, server, "estimate", "judge.samples=2", "judge.permute=false", "-o", "b.jsonl")
     assert status == 0 and "calls: 6 for 6 episodes; 6 are in" in said and "6 logged calls took" in said

@@ -157,7 +157,10 @@ def _seen(log: Path, model: str, count: Callable[[str], int]) -> Iterator[Span]:
     for _, line in read_lines(log):
         if left == 0 or not line.startswith(b'{"key"'):
             continue
-        call = json.loads(line)
+        try:
+            call = json.loads(line)
+        except ValueError:
+            continue  # damaged: where its answer is needed, the run says so
         body, used = call["request"], call["usage"]
         is_counted = bool(used["input_tokens"] and used["output_tokens"])
         if body["model"] == model and is_counted and len(body["messages"]) == 2 and (menus := _menus(body)):
