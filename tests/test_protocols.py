@@ -205,6 +205,13 @@ def test_harbor_reads_what_old_tests_sum_up(tmp_path: Path, last: str, earned: f
     assert ar.run("protocols-test/summed-v0", "nothing", env_args={"sandbox": "local"})[0].reward == earned
 
 
+def test_harbor_tests_that_take_too_long_earn_nothing(tmp_path: Path) -> None:
+    harbor_task(tmp_path, end='echo 1 > "$LOGS_DIR/verifier/reward.txt"; sleep 60')
+    write_task(tmp_path, "greet", {"task.toml": "[verifier]\ntimeout_sec = 0.5\n"})
+    ar.register("protocols-test/late-v0")(type("Late", (ar.from_harbor(tmp_path),), {}))
+    assert ar.run("protocols-test/late-v0", "nothing", env_args={"sandbox": "local"})[0].reward == 0.0
+
+
 def test_harbor_gives_each_part_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "ours")
     harbor_task(tmp_path, end='echo "$(cat seen)$B${SECRET:-2}" > "$LOGS_DIR/verifier/reward.txt"')
