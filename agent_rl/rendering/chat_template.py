@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent_rl.core.messages import JSON, Message, ToolCall
+from agent_rl.core.sequences import shared_start
 from agent_rl.errors import RenderError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.chat_format import message_dict, require_text, tool_dicts
@@ -107,8 +108,7 @@ class ChatTemplate:
 
     def require_prefix(self, before: Sequence[int], after: Sequence[int], what: str) -> None:
         """Raise `BreakError` unless `before` begins `after`; `what` is rendered in between."""
-        pairs = zip(before, after, strict=False)
-        at = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
+        at = shared_start(before, after)
         if at < len(before):
             around = slice(max(0, at - 8), at + 8)
             raise BreakError(
@@ -119,24 +119,20 @@ class ChatTemplate:
     def ends_among(self, ids: frozenset[int]) -> frozenset[int]:
         """Return those ids that can end a reply: special tokens that the template puts into none, before its close."""
         header, whole = self.render([HELLO], (), generate=True), self.render([HELLO, SAID], (), generate=False)
-        begins = next((at for at, (a, b) in enumerate(zip(header, whole, strict=False)) if a != b), len(header))
-        return (ids & self._special_ids) - {*whole[begins : len(whole) - len(self.close)]}
+        return (ids & self._special_ids) - {*whole[shared_start(header, whole) : len(whole) - len(self.close)]}
 
     def _find_final(self) -> tuple[int, ...]:
         """Return what the template puts behind a conversation as a whole, and no more once it goes on: Phi-3's eos."""
         history = [HELLO, Message("assistant", "x")]
         alone = self.render(history, (), generate=False)
         continued = self.render([*history, AGAIN], (), generate=True)
-        at = next((at for at, (a, b) in enumerate(zip(alone, continued, strict=False)) if a != b), len(alone))
-        return tuple(alone[at:]) if set(alone[at:]) <= {self._tokenizer.eos_token_id} else ()
+        behind = tuple(alone[shared_start(alone, continued) :])
+        return behind if set(behind) <= {self._tokenizer.eos_token_id} else ()
 
     def _find_close(self) -> tuple[int, ...]:
         """Return what the template puts behind a reply: from its end-of-turn token on."""
         one, two = (self.render([HELLO, Message("assistant", text)], (), generate=False) for text in ("x", "7"))
-        common = 0
-        while common < min(len(one), len(two)) and one[-1 - common] == two[-1 - common]:
-            common += 1
-        suffix = one[len(one) - common :]
+        suffix = one[len(one) - shared_start(one[::-1], two[::-1]) :]
         start = next((at for at, token in enumerate(suffix) if token in self._special_ids), None)
         if start is None:
             raise RenderError(

@@ -15,6 +15,7 @@ import numpy as np
 
 from agent_rl.core.episode import StopReason
 from agent_rl.core.messages import Message
+from agent_rl.core.sequences import shared_start
 from agent_rl.core.trajectory import Source, Span, Trajectory
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.tool import ToolSpec
@@ -212,13 +213,10 @@ class _Derivation:
         if not ids:
             return
         stored = self.ids[self.at : self.at + len(ids)]
-        for offset, (one, other) in enumerate(zip(stored, ids, strict=False)):
-            if one != other:
-                shown = slice(offset, offset + _SHOWN)
-                found = Result(
-                    Status.DIFFERS, "ids", self.at + offset, str(stored[shown]), str([*ids[shown]]), turn=reply
-                )
-                raise _MismatchError(found)
+        if (offset := shared_start(stored, ids)) < len(stored):
+            shown = slice(offset, offset + _SHOWN)
+            found = Result(Status.DIFFERS, "ids", self.at + offset, str(stored[shown]), str([*ids[shown]]), turn=reply)
+            raise _MismatchError(found)
         wanted = Span(self.at, self.at + len(ids), source, turn)
         own = self.spans[self.span] if self.span < len(self.spans) else None
         if own != wanted:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from agent_rl.core.sequences import shared_start
+
 AROUND = 24
 """Characters of a text that are shown on either side of its first difference."""
 
@@ -54,8 +56,7 @@ def differs(name: str, recorded: object, replayed: object) -> Result:
     """Return the difference of two values; of texts, what is around its first character."""
     if not (isinstance(recorded, str) and isinstance(replayed, str)):
         return Result(Status.DIFFERS, name, None, _brief(recorded), _brief(replayed))
-    pairs = enumerate(zip(recorded, replayed, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(recorded), len(replayed)))
+    at = shared_start(recorded, replayed)
     return Result(Status.DIFFERS, name, at, _around(recorded, at), _around(replayed, at))
 
 

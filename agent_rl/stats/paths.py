@@ -11,6 +11,7 @@ from typing import NamedTuple
 from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.sequences import shared_start
 from agent_rl.core.turns import turns
 
 LONGEST = 60
@@ -110,8 +111,8 @@ def departs_at(path: Path, other: Path) -> int | None:
     at = agreed(path, other)
     if at < len(path.moves):
         return at
-    own, others = path.contents, other.contents
-    return next((i for i, (a, b) in enumerate(zip(own, others, strict=True)) if a != b), None)
+    at = shared_start(path.contents, other.contents)
+    return at if at < len(path.contents) else None
 
 
 def agreed(path: Path, other: Path) -> int:

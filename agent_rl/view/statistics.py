@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent_rl.core.sequences import shared_start
 from agent_rl.rollout.comparison import Comparison
 from agent_rl.stats.departures import Departure, DepartureKind, Departures
 from agent_rl.stats.diff import Evidence
@@ -150,7 +151,7 @@ def _print_kind(
 def clipped(first: str, second: str) -> tuple[str, str]:
     """Return two texts on a line each, from shortly before where they differ."""
     one, other = (" ".join(text.split()) for text in (first, second))
-    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    same = shared_start(one, other)
     start = same - SHARED if same > 2 * SHARED else 0
     return tuple(_clip(text, start) for text in (one, other))  # type: ignore[return-value]  # of two
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container, Sequence
 
+from agent_rl.core.sequences import shared_start
+
 PAGE = 64
 """Positions in a page."""
 WORTH = 8
@@ -86,7 +88,7 @@ class Pages:
         while (taken := table.length - begin) < len(ids):
             left = len(ids) - taken
             parent = table.pages[-1] if table.pages else self._root
-            likeness = [(_same(page.ids, ids[taken : taken + PAGE]), page) for page in parent.children]
+            likeness = [(shared_start(page.ids, ids[taken : taken + PAGE]), page) for page in parent.children]
             same, page = max(likeness, key=lambda found: found[0], default=(0, parent))
             if (same == PAGE and left > PAGE) or (same == left == len(page.ids) and page.number in ends):
                 page.users += 1
@@ -167,11 +169,3 @@ class Pages:
         self._written, self.fresh, self.copies = [], [], []
         self._root = Page(-1, None)
         self._generation += 1
-
-
-def _same(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return with how many equal ids two sequences begin."""
-    for count, (one, other) in enumerate(zip(ids, others, strict=False)):
-        if one != other:
-            return count
-    return min(len(ids), len(others))

@@ -17,6 +17,7 @@ import numpy as np
 from agent_rl.algorithms.samples import to_samples
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON
+from agent_rl.core.sequences import shared_start
 from agent_rl.core.trajectory import ExpertArray
 from agent_rl.errors import ConfigError
 from agent_rl.gym.mixture import member_of
@@ -105,8 +106,7 @@ def check_row(episode: Episode, number: int, what: str, sent: Sequence[int], rec
         RuntimeError: if they differ anywhere.
     """
     if list(sent) != list(received):
-        pairs = enumerate(zip(sent, received, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(sent), len(received)))
+        at = shared_start(sent, received)
         raise RuntimeError(
             f"row {number} of episode {episode.id} came back from verl changed at token {at} of its {what} "
             f"({len(sent)} sent, {len(received)} received): it must not be trained on"
