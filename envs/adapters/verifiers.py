@@ -16,11 +16,11 @@ import numpy as np
 
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall
-from agent_rl.envs.adapters.verifiers_shape import asked, from_shape
+from agent_rl.envs.adapters.verifiers_shape import asked, from_shape, score_method
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
-from agent_rl.gym.reward import group_reward, reward
+from agent_rl.gym.reward import group_reward
 from agent_rl.gym.tool import ToolSpec
 
 CUT = ("max_turns_reached", "max_total_completion_tokens_reached", "prompt_too_long")
@@ -166,17 +166,10 @@ def from_verifiers(env: object) -> type[Env]:
         "__module__": sys._getframe(1).f_globals["__name__"],
     }
     for name, _, _, weight in _functions(foreign.rubric, group=False):
-        members[f"score_{name}"] = reward(weight=weight, name=name)(_score_method(name))
+        members[f"score_{name}"] = score_method(name, weight)
     for name, _, _, weight in _functions(foreign.rubric, group=True):
         members[f"score_{name}"] = group_reward(weight=weight, name=name)(_group_method(name))
     return type(type(env).__name__, (VerifiersEnv,), members)
-
-
-def _score_method(name: str) -> Any:
-    async def score(self: VerifiersEnv, episode: Episode) -> float:
-        return await self.score_of(name, episode)
-
-    return score
 
 
 def _group_method(name: str) -> Any:

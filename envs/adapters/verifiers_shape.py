@@ -141,8 +141,17 @@ def from_shape(env: object, module: str) -> type[ShapedEnv]:
         "__module__": module,
     }
     for scoring in scorings:
-        members[f"score_{scoring.name}"] = reward(weight=scoring.weight, name=scoring.name)(_score_method(scoring.name))
+        members[f"score_{scoring.name}"] = score_method(scoring.name, scoring.weight)
     return type(name, (ShapedEnv,), members)
+
+
+def score_method(name: str, weight: float) -> Any:
+    """Return a reward method that gives what the environment's `score_of` says of a function."""
+
+    async def score(self: Any, episode: Episode) -> float:
+        return float(await self.score_of(name, episode))
+
+    return reward(weight=weight, name=name)(score)
 
 
 async def asked(function: Callable[..., Any], objects: Mapping[str, object]) -> Any:
@@ -187,13 +196,6 @@ def _scorings(env: object) -> list[Scoring]:
         for at, name in enumerate(names)
     ]
     return sorted(scorings, key=lambda scoring: scoring.weight == 0)
-
-
-def _score_method(name: str) -> Any:
-    async def score(self: ShapedEnv, episode: Episode) -> float:
-        return await self.score_of(name, episode)
-
-    return score
 
 
 def _opening(env: object, row: Mapping[str, Any]) -> list[Any]:
