@@ -40,7 +40,7 @@ class Disk:
         rename = Path.rename
         monkeypatch.setattr(Path, "rename", lambda one, other: self.change() or rename(one, other))
         monkeypatch.setattr(checkpoint.shutil, "rmtree", self.remove)
-        monkeypatch.setattr(checkpoint.os, "fsync", lambda handle: None)  # it takes most of the time
+        monkeypatch.setattr(checkpoint, "sync", lambda file: None)  # it takes most of the time
 
     def change(self) -> None:
         self.changes += 1

@@ -25,6 +25,7 @@ from pydantic import Field
 from agent_rl.core.images import Image
 from agent_rl.core.messages import Message
 from agent_rl.errors import DamagedEpisodeError
+from agent_rl.store.lines import sync
 
 FOLDER = "images"
 _SUFFIX: Mapping[str, str] = {"image/png": ".png", "image/jpeg": ".jpg"}
@@ -82,11 +83,7 @@ class ImageFolder:
         """Wait until everything is on the disk itself."""
         with self._lock:
             for path in (*self._unsynced, *([self._folder] if self._unsynced else [])):
-                fd = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+                sync(path)
             self._unsynced.clear()
 
 

@@ -110,6 +110,15 @@ def open_locked(path: Path, *, make: bool = True, wait: bool = False) -> int:
         os.close(fd)  # its writer has closed it as a shard, and the file of this name is another
 
 
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's entries, are on the disk itself."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def has_writer(path: Path) -> bool:
     """Return whether a process has a file open to append to, as far as this system can tell."""
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agent_rl.errors import StoreError
 from agent_rl.store.frames import compress_lines
-from agent_rl.store.lines import LineWriter, append, open_locked
+from agent_rl.store.lines import LineWriter, append, open_locked, sync
 from agent_rl.store.shards import Place, Shard, read_from, shards_of
 from agent_rl.store.tail import heal, set_aside
 
@@ -133,10 +133,9 @@ def _compress(shard: Shard, fd: int) -> None:
         if not compressed.exists():
             with partial.open("wb") as target:
                 compress_lines((line for _, line in read_from(shard)), target)
-                target.flush()
-                os.fsync(target.fileno())
+            sync(partial)
             partial.rename(compressed)
-            _sync(compressed.parent)
+            sync(compressed.parent)
         plain.unlink()
     except OSError as error:
         warnings.warn(f"{plain} is not compressed yet, but can be read as it is: {error}", stacklevel=2)
@@ -146,11 +145,3 @@ def _compress(shard: Shard, fd: int) -> None:
 
 def _lines(shards: list[Shard], place: Place) -> Iterator[bytes]:
     return (line for s in shards for _, line in read_from(s, place.offset if s.name == place.shard else 0))
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

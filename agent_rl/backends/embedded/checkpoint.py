@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from agent_rl.engines.model_files import written
 from agent_rl.errors import CheckpointError
 from agent_rl.judge.reward import evolving_judge
 from agent_rl.runs.commands import command
+from agent_rl.store.lines import sync
 
 _log = logging.getLogger(__name__)
 
@@ -80,8 +80,7 @@ def _replaced(folder: Path) -> Iterator[Path]:
     with written(new):
         yield new
         for file in filter(Path.is_file, new.rglob("*")):  # a tokenizer of several chat templates has them in a folder
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
+            sync(file)
     if folder.exists():
         folder.rename(old)
     new.rename(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from agent_rl.engines.model_files import written
 from agent_rl.errors import CheckpointError
 from agent_rl.runs.folder import make_latest
 from agent_rl.runs.stop import Stop
+from agent_rl.store.lines import sync
 
 _log = logging.getLogger(__name__)
 
@@ -74,8 +74,7 @@ class WarmCheckpoint:
             new = self._file.with_suffix(".new")
             with written(new):
                 torch.save(state | {"model": _trained(model), "optimizer": optimizer.state_dict()}, new)
-                with new.open("rb") as handle:
-                    os.fsync(handle.fileno())
+                sync(new)
             new.replace(self._file)
             make_latest(self._file.parent)  # there is something to continue
             self._saved = time.monotonic()
