@@ -84,9 +84,7 @@ def _judge(judging: Judging, stop: Stop) -> bool:
     """Judge all that is left; return whether it was stopped."""
 
     async def work() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        stop.on_ask = lambda: loop.call_soon_threadsafe(task.cancel)
+        stop.cancel_when_asked()
         await judging.run()
 
     try:

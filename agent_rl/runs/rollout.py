@@ -194,9 +194,7 @@ class _Rollout:
         return [job for job in self.jobs if job.group_id in ranked or _key(job) not in episodes]
 
     async def _store(self, jobs: Sequence[Job], episodes: dict[Key, Episode], stop: Stop) -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        stop.on_ask = lambda: loop.call_soon_threadsafe(task.cancel)
+        stop.cancel_when_asked()
         before, started = len(episodes), time.monotonic()
         async with aclosing(stream_finished(jobs, self.policy, concurrency=self.concurrency)) as stream:
             async for finished in stream:

@@ -33,8 +33,7 @@ class Stop:
             notice: what it says when it is asked.
         """
         self.is_asked = False
-        self.on_ask: Callable[[], object] = lambda: None
-        """Called when it is asked, from a handler of signals."""
+        self._on_ask: Callable[[], object] = lambda: None
         self._say, self._notice = say, notice
 
     def interrupt(self, *_: object) -> None:
@@ -44,12 +43,18 @@ class Stop:
             raise Interrupted(self.hint)
         self.is_asked = True
         self._say(f"\n[yellow]{self._notice}[/yellow]")
-        self.on_ask()
+        self._on_ask()
 
     def hang_up(self, *_: object) -> None:
         """Ask, once: the system tells of a closed terminal, and the shell in it again. A handler of signals."""
         if not self.is_asked:
             self.interrupt()
+
+    def cancel_when_asked(self) -> None:
+        """Cancel the asyncio task that calls this, once the run is asked to stop."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._on_ask = lambda: loop.call_soon_threadsafe(task.cancel)  # from a handler of signals
 
     def check(self) -> None:
         """Raise `Interrupted` with the hint if the run was asked to stop."""
