@@ -26,7 +26,7 @@ from agent_rl.core.messages import JSON, Message
 from agent_rl.core.usage import Usage
 from agent_rl.judge.calling import ASKED_AGAIN, Caller, CallError
 from agent_rl.judge.config import JudgeConfig
-from agent_rl.judge.prompt import as_json, as_shown, ask_again, json_object, nonce, opening
+from agent_rl.judge.prompt import as_json, as_shown, ask_again, fence, json_object, nonce, opening
 from agent_rl.judge.reply import FINAL, Answer, ReplyError, read_entries
 from agent_rl.judge.rubric import Rubric
 from agent_rl.judge.suspect import suspicions
@@ -252,9 +252,8 @@ class _Shown:
         responses = [self.responses[i] for i in order]
         number = nonce(secret, "tag", str(order), self.task, *responses)
         ids = {f"r-{nonce(secret, 'id', number, str(i))[:8]}": i for i in order}
-        parts = [("Task", self.task), *((f"Response {id}", self.responses[i]) for id, i in ids.items())]
-        fenced = (f"{what}:\n<data-{number}>\n{text}\n</data-{number}>" for what, text in parts)
-        return _Request(ids, "\n\n".join((*fenced, self.criteria)))
+        parts = {"Task": self.task, **{f"Response {id}": self.responses[i] for id, i in ids.items()}}
+        return _Request(ids, f"{fence(number, parts)}\n\n{self.criteria}")
 
 
 @dataclass

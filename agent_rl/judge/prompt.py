@@ -116,10 +116,7 @@ def exhibit(episode: Episode, view: View, secret: bytes) -> Exhibit:
         plain = as_unicode("\n".join(message.content for message in rest))
         response = as_json([as_shown(message) for message in rest])
     number = nonce(secret, "tag", task, response)
-    fenced = "\n\n".join(
-        f"{what}:\n<data-{number}>\n{text}\n</data-{number}>" for what, text in (("Task", task), ("Response", response))
-    )
-    return Exhibit(fenced, f"{plain}\n{response}" if rest or plain else "")
+    return Exhibit(fence(number, {"Task": task, "Response": response}), f"{plain}\n{response}" if rest or plain else "")
 
 
 def inquire(criteria: Sequence[Criterion], shown: Exhibit, sample: int, secret: bytes) -> Inquiry:
@@ -128,6 +125,11 @@ def inquire(criteria: Sequence[Criterion], shown: Exhibit, sample: int, secret: 
     false = Criterion(f"c-{seed[:6]}", f'The response contains the string "{seed[6:]}".')
     place = int(seed, 16) % (len(criteria) + 1)
     return Inquiry(shown, (*criteria[:place], false, *criteria[place:]), false.id, sample)
+
+
+def fence(number: str, parts: Mapping[str, str]) -> str:
+    """Return texts under their titles, each between tags with a number that it can't know."""
+    return "\n\n".join(f"{title}:\n<data-{number}>\n{text}\n</data-{number}>" for title, text in parts.items())
 
 
 def nonce(secret: bytes, *parts: str) -> str:

@@ -12,7 +12,7 @@ from agent_rl.judge.calling import Caller, CallError
 from agent_rl.judge.evolve import MOST_PROPOSED
 from agent_rl.judge.evolving import EvolvingJudge, ProposalError
 from agent_rl.judge.model import ModelJudge
-from agent_rl.judge.prompt import as_json, as_shown, json_object, nonce, opening
+from agent_rl.judge.prompt import as_json, as_shown, fence, json_object, nonce, opening
 from agent_rl.judge.reply import MOST_BRACES, behind_thoughts
 from agent_rl.judge.rubric import Criterion, Rubric
 from agent_rl.rendering.chat_format import as_unicode
@@ -56,11 +56,9 @@ async def propose(caller: Caller, group: EpisodeGroup, rubric: Rubric) -> tuple[
 def _request(group: EpisodeGroup, rubric: Rubric, secret: bytes) -> str:
     task = as_json([as_shown(message) for message in opening(group.episodes[0])])
     responses = "\n".join(as_json(as_unicode(episode.final_text)) for episode in group.episodes)
-    tag = f"data-{nonce(secret, 'tag', task, responses)}"
+    number = nonce(secret, "tag", task, responses)
     known = "\n".join(f"- {criterion.text}" for criterion in rubric.criteria)
-    fenced = "\n\n".join(
-        f"{what}:\n<{tag}>\n{text}\n</{tag}>" for what, text in (("Task", task), ("Responses", responses))
-    )
+    fenced = fence(number, {"Task": task, "Responses": responses})
     return f"{fenced}\n\nCriteria in use:\n{as_unicode(known)}"
 
 
