@@ -24,7 +24,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.verl.config.config_keys import domain_of, readable_keys
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.cli.completion import subcommands
-from agent_rl.cli.parser import TRACEBACK, _parser
+from agent_rl.cli.parser import TRACEBACK, make_parser
 from agent_rl.config import FREE, choices, load_config, setting_names
 from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError
@@ -154,7 +154,7 @@ def commands() -> Mapping[str, set[str]]:
         own = {str(w) for action in parser._actions for w in (*action.option_strings, *(action.choices or ()))}
         return own.union(*map(words, subcommands(parser).values()))
 
-    return {name: words(parser) for name, parser in subcommands(_parser()).items()}
+    return {name: words(parser) for name, parser in subcommands(make_parser()).items()}
 
 
 @functools.cache

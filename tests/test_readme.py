@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 import agent_rl as ar
 from agent_rl.cli import main
 from agent_rl.cli.completion import subcommands
-from agent_rl.cli.parser import _parser
+from agent_rl.cli.parser import make_parser
 from agent_rl.gym.registry import BUILTIN
 from agent_rl.store.episodes import EpisodeWriter
 from tests.pages import blocks, commands, page, shell_lines
@@ -132,7 +132,7 @@ def test_readme_commands_are_run() -> None:
 
 def test_readme_has_every_command_and_environment() -> None:
     text = " ".join(commands(README))
-    assert [name for name in subcommands(_parser()) if f"agent-rl {name}" not in text] == []
+    assert [name for name in subcommands(make_parser()) if f"agent-rl {name}" not in text] == []
     assert re.findall(r"^\| `([\w-]+-v\d+)` \|", README, re.MULTILINE) == sorted(BUILTIN)
 
 

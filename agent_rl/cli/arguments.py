@@ -3,10 +3,67 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 TOKEN_MODES = ("source", "logprob", "advantage", "ratio", "version")
 """As of `agent_rl.view.shading`, which takes longer to import."""
+
+
+def add_envs(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `envs`."""
+    parser.add_argument("namespace", nargs="?", help="list those of another package only")
+
+
+def add_check(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `check`."""
+    add_play(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `train`."""
+    _add_settings(parser, "settings; backend=verl; resume=FOLDER")
+    for option, text in {
+        "--config": "print every setting and its meaning; train nothing",
+        "--explain": "print the algorithm's formula; train nothing",
+        "--dry-run": "check the settings and the environment, print the full config; train nothing",
+    }.items():
+        parser.add_argument(option, action="store_true", help=text)
+    parser.add_argument("--status", metavar="FOLDER", help="say what a run in FOLDER is doing, from another terminal")
+
+
+def add_rollout(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `rollout`."""
+    _add_settings(parser, "settings; resume=FILE")
+    parser.add_argument("--status", metavar="FILE", help="say what a rollout into FILE is doing, from another terminal")
+
+
+def add_play(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `play`."""
+    parser.add_argument("env", help="the id of a registered environment")
+    _add_settings(parser)
+
+
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `chat`."""
+    model = "a run's or a model's folder, a file or name of a model, or a policy's name"
+    parser.add_argument("checkpoint", help=model)
+    _add_settings(parser)
+    parser.add_argument("--tokens", action="store_true", help="print the ids of each reply, with log-probabilities")
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `doctor`."""
+    _add_settings(parser, "settings, as of train")
+
+
+def _add_settings(parser: argparse.ArgumentParser, text: str = "settings") -> None:
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=text)
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `runs`."""
+    parser.add_argument("folder", nargs="?", default="runs", help="runs by default")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
 
 
 def add_statistics(parser: argparse.ArgumentParser) -> None:
@@ -141,26 +198,17 @@ def add_serving(parser: argparse.ArgumentParser, *, what: str, capacity: int) ->
     parser.add_argument("--tls-key", default="", metavar="FILE", help="its private key, if that is in another file")
 
 
-def add_replay_actions(add: Callable[..., argparse.ArgumentParser], imports: argparse.ArgumentParser) -> None:
-    """Add the actions of `replay`; those that run environments take `imports`."""
-    about = (
-        "Continue a stored episode from one of its turns, with another policy; the environment replays what was before."
-    )
-    raw = argparse.RawDescriptionHelpFormatter
-    _add_verify(add("verify", parents=[imports], help="Play episodes again, and compare.", formatter_class=raw))
-    forked = add("fork", parents=[imports], help=about, description=about, formatter_class=raw)
-    forked.set_defaults(command="replay:fork", stored=("file",))
-    forked.settings = "replay:fork_help"  # type: ignore[attr-defined]  # of the parser's own class
-    forked.add_argument("file", help="an episodes.jsonl, or a run's folder")
-    forked.add_argument("id", help="an episode's id, or a beginning that only one has")
+def add_fork(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `replay fork`."""
+    parser.add_argument("file", help="an episodes.jsonl, or a run's folder")
+    parser.add_argument("id", help="an episode's id, or a beginning that only one has")
     turn = "the first turn to be played again, counted from 0; the number of its turns, if a budget ended the episode"
-    forked.add_argument("--at-turn", type=_count, required=True, metavar="K", help=turn)
-    forked.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
+    parser.add_argument("--at-turn", type=_count, required=True, metavar="K", help=turn)
+    _add_settings(parser)
 
 
-def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command="verify:verify", stored=("file",))
-    parser.settings = "verify:verify_help"  # type: ignore[attr-defined]  # of the parser's own class
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `replay verify`."""
     parser.add_argument("file", help="an episodes.jsonl, or a run's folder")
     parser.add_argument("ids", nargs="*", metavar="id", help="an episode's id, or a beginning that only one has")
     where = "only episodes for which this holds, as of agent-rl view; all of several hold"
@@ -172,15 +220,18 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     tokenizer = "the folder of the episodes' tokenizer; by default the one that the run's folder or settings lead to"
     parser.add_argument("--tokenizer", metavar="FOLDER", help=tokenizer)
     parser.add_argument("--renderer", metavar="NAME", help="instead of the one that fits the tokenizer")
+    _add_json(parser)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def add_judging(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `judge run` and `judge estimate`."""
-    parser.set_defaults(stored=("file",))
     parser.add_argument("file", help="an episodes.jsonl, or a run's folder")
     parser.add_argument("rubric", help="a rubric's file; or task:KEY, for the one that each task has under a key")
-    parser.add_argument("overrides", nargs="*", metavar="judge.key=value", help="settings of the judge")
+    _add_judge_settings(parser)
     out = "the judged file; judged/RUBRIC-JUDGE.jsonl beside the episodes by default"
     parser.add_argument("-o", "--out", metavar="FILE", help=out)
     calls = "the log of the judge's calls, none of which is made twice; calls.jsonl beside the judged file by default"
@@ -192,48 +243,77 @@ def add_judging(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-cost", type=float, metavar="COST", help="what the calls may cost: judge.max_cost")
 
 
-def add_judge_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the actions of `judge`."""
-    raw = argparse.RawDescriptionHelpFormatter
+def add_judge_report(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `judge report`."""
+    parser.add_argument("judged", help=_JUDGED)
+    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else, with all verdicts")
+    parser.add_argument("--prices", metavar="FILE", help="of a million tokens, as judge.prices")
+    _add_json(parser)
+    _add_moved(parser)
 
-    def add(name: str, function: str, text: str, *names: str) -> argparse.ArgumentParser:
-        added = actions.add_parser(name, help=text, description=text, formatter_class=raw)
-        added.set_defaults(command=f"judge:{function}", imports=None)
-        for argument in names:
-            added.add_argument(argument, help=_JUDGE_ARGUMENTS[argument])
-        return added
 
-    text = "Judge stored episodes under a rubric; run again, make the judgements that are missing."
-    ran = add("run", "run", text)
-    add_judging(ran)
-    ran.settings = "judge:judge_help"  # type: ignore[attr-defined]  # of the parser's own class
-    add_judging(add("estimate", "estimate", "Say what `judge run` would cost, and ask nothing."))
-    reported = add("report", "report", "Print judgements in numbers, or write them as a page.", "judged")
-    reported.add_argument("--html", metavar="FILE", help="write a page that needs nothing else, with all verdicts")
-    reported.add_argument("--prices", metavar="FILE", help="of a million tokens, as judge.prices")
-    applied = add("apply", "apply", "Write the episodes with their scores as rewards, to learn from.", "judged")
-    applied.add_argument("-o", "--out", metavar="FILE", help="the new episode file")
-    applied.add_argument("--weight", type=float, default=1.0, help="of the judged reward; 1 by default")
+def add_judge_apply(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `judge apply`."""
+    parser.add_argument("judged", help=_JUDGED)
+    parser.add_argument("-o", "--out", metavar="FILE", help="the new episode file")
+    parser.add_argument("--weight", type=float, default=1.0, help="of the judged reward; 1 by default")
     kept = "keep the rewards that are there; by default they get weight 0, and their source says what it was"
-    applied.add_argument("--add", action="store_true", help=kept)
-    compared = add("compare", "compare", "Compare two judgements of the same episodes.", "first", "second")
-    agreed = add("agree", "agree_with", "Measure a judge's agreement with labels.", "judged", "labels")
-    probed = add("probe", "probe", "Judge worthless answers and injections: none should be worth anything.", "rubric")
-    probed.add_argument("overrides", nargs="*", metavar="judge.key=value", help="settings of the judge")
-    probed.add_argument("--calls", metavar="FILE", help="the log of the judge's calls, none of which is made twice")
-    probed.add_argument("--limit", type=_count, metavar="N", help="real answers at most")
-    add("lint", "lint", "Find what is wrong with a rubric, without a model.", "rubric")
-    for parser in (reported, compared, agreed, probed):
-        parser.add_argument("--json", action="store_true", help="print it as JSON")
-    for parser in (reported, applied, agreed, probed):
-        parser.add_argument("--episodes", metavar="FILE", help=_EPISODES[parser is probed])
+    parser.add_argument("--add", action="store_true", help=kept)
+    _add_moved(parser)
 
 
-_JUDGE_ARGUMENTS = {
-    "judged": "a judged file, as agent-rl judge run writes it",
-    "first": "a judged file",
-    "second": "another, of the same episodes",
-    "labels": "a CSV file: episode_id,criterion_id,label[,rater]",
-    "rubric": "a rubric's file",
-}
-_EPISODES = ("where the episodes are now, if they were moved", "real answers to compare with: a file or a run's folder")
+def add_judge_comparison(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `judge compare`."""
+    parser.add_argument("first", help="a judged file")
+    parser.add_argument("second", help="another, of the same episodes")
+    _add_json(parser)
+
+
+def add_judge_agreement(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `judge agree`."""
+    parser.add_argument("judged", help=_JUDGED)
+    parser.add_argument("labels", help="a CSV file: episode_id,criterion_id,label[,rater]")
+    _add_json(parser)
+    _add_moved(parser)
+
+
+def add_judge_probe(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `judge probe`."""
+    add_rubric(parser)
+    _add_judge_settings(parser)
+    parser.add_argument("--calls", metavar="FILE", help="the log of the judge's calls, none of which is made twice")
+    parser.add_argument("--limit", type=_count, metavar="N", help="real answers at most")
+    _add_json(parser)
+    real = "real answers to compare with: a file or a run's folder"
+    parser.add_argument("--episodes", metavar="FILE", help=real)
+
+
+def add_rubric(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `judge lint`."""
+    parser.add_argument("rubric", help="a rubric's file")
+
+
+_JUDGED = "a judged file, as agent-rl judge run writes it"
+
+
+def _add_judge_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="judge.key=value", help="settings of the judge")
+
+
+def _add_moved(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--episodes", metavar="FILE", help="where the episodes are now, if they were moved")
+
+
+def add_init(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `init`."""
+    parser.add_argument("folder", help="a new folder; its name is the environment's, as in my-env")
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `completion`."""
+    parser.add_argument("shell", choices=["bash", "zsh"])
+
+
+def add_image(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `sandbox build-image`."""
+    parser.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")

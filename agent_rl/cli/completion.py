@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from agent_rl.cli.parser import make_parser
 from agent_rl.config import choices, setting_names
 from agent_rl.gym.registry import env_ids
 
@@ -30,7 +31,7 @@ complete -o default -F _agent_rl agent-rl
 def print_completion(arguments: argparse.Namespace) -> int:
     """Print the script."""
     setup = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n" if arguments.shell == "zsh" else ""
-    commands = subcommands(arguments.parser)
+    commands = subcommands(make_parser())
     cases = "\n".join(f'    {name}) words="{" ".join(_words(name, parser))}" ;;' for name, parser in commands.items())
     print(SCRIPT.format(shell=arguments.shell, setup=setup, cases=cases, commands=" ".join(commands)), end="")
     return 0

@@ -9,13 +9,6 @@ from agent_rl.errors import ConfigError
 from agent_rl.store.shards import existing_shards
 
 
-def export_help() -> str:
-    """Return the formats and examples, for `--help`."""
-    from agent_rl.cli.formats import formats_help
-
-    return formats_help()
-
-
 def export(arguments: argparse.Namespace) -> int:
     """Write the episodes that fit, or a model.
 

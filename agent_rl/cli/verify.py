@@ -21,10 +21,11 @@ from agent_rl.view.results import dump_results
 SHOWN = 20
 """Episodes that differ, and reasons, of which each has a line."""
 
-HELP = """\
-Play stored episodes again, each in a fresh environment with its recorded replies, and compare turn by turn: what the
-environment said and gave, its flags, its state, then the rewards and the ending; and whether the stored token ids
-follow from the messages.
+HELP = """
+
+Each is played in a fresh environment with its recorded replies, and compared turn by turn: what the environment said
+and gave, its flags, its state, then the rewards and the ending; and whether the stored token ids follow from the
+messages.
 
 exit status: 0 nothing differs, 1 something does, 2 nothing could be verified
 
@@ -33,11 +34,6 @@ examples:
   agent-rl replay verify runs/latest eval-00100-sampled-0000
   agent-rl replay verify runs/latest --where env=search-v0 --limit 100 --mode cassette
   agent-rl replay verify episodes.jsonl --tokenizer Qwen3-4B --workers 8 --json"""
-
-
-def verify_help() -> str:
-    """Return what is compared, and examples, for `--help`."""
-    return HELP
 
 
 def verify(arguments: argparse.Namespace) -> int:

@@ -34,8 +34,7 @@ fields of --where and --sort:
   yes or no: {", ".join(FLAGS)}
   of a task, or a reward's component: task.KEY, rewards.NAME"""
 PAGER = "On a terminal, long output goes through $PAGER (less); PAGER=cat turns that off."
-HELP = f"""\
-Read stored episodes: a table of those that fit, or one in full.
+HELP = f"""
 
 {FIELDS}
 
@@ -56,8 +55,7 @@ examples:
 {PAGER}"""
 
 
-EPISODES_HELP = f"""\
-List the episodes of a run that fit: as a table, as JSON, or only how many.
+EPISODES_HELP = f"""
 
 {FIELDS}
 
@@ -69,16 +67,6 @@ examples:
   agent-rl episodes runs/latest --search "no such item" --count
 
 {PAGER}"""
-
-
-def view_help() -> str:
-    """Return what can be selected, and examples, for `--help`."""
-    return HELP
-
-
-def episodes_help() -> str:
-    """Return what can be selected, and examples, for `--help`."""
-    return EPISODES_HELP
 
 
 def view(arguments: argparse.Namespace) -> int:
