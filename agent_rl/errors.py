@@ -100,6 +100,11 @@ class ToolServerError(InfrastructureError):
     """Seconds after which it asks to be called again."""
 
 
+def in_brief(error: Exception) -> str:
+    """Return the beginning of what another library's error says, on one line."""
+    return " ".join(str(error).split())[:200]
+
+
 def kind_of(error: BaseException) -> str:
     """Return the name of the nearest class of ours, else of Python's, that an error's type derives from.
 

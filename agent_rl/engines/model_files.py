@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from agent_rl.errors import CheckpointError
+from agent_rl.errors import CheckpointError, in_brief
 
 ADAPTER, BASE = "adapter_config.json", "base"
 """The file that says what an adapter was trained on, and the folder beside the checkpoint that may hold it."""
@@ -152,9 +152,9 @@ def written(path: Path, way_out: str = RESUME) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        free, said = shutil.disk_usage(path.parent).free >> 20, " ".join(str(error).split())[:200]
+        free = shutil.disk_usage(path.parent).free >> 20
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{path} can't be written with {free} MiB free, {type(error).__name__}: {said}; what was written before is "
-            f"whole: {way_out}"
+            f"{path} can't be written with {free} MiB free, {type(error).__name__}: {in_brief(error)}; what was "
+            f"written before is whole: {way_out}"
         ) from error

@@ -17,7 +17,7 @@ from agent_rl.core.episode import StopReason
 from agent_rl.core.messages import Message
 from agent_rl.core.sequences import shared_start
 from agent_rl.core.trajectory import Source, Span, Trajectory
-from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.errors import CheckpointError, ConfigError, in_brief
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.delegation import DELEGATE
 from agent_rl.rendering import load_renderer
@@ -58,7 +58,7 @@ def load_reader(folder: str | Path, renderer: RendererConfig | None = None) -> T
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} has no tokenizer: {' '.join(str(error).split())[:200]}") from error
+        raise CheckpointError(f"{folder} has no tokenizer: {in_brief(error)}") from error
     return TokenReader(
         load_renderer(tokenizer, renderer),
         lambda text: tokenizer.encode(text, add_special_tokens=False),

@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 from pydantic import BaseModel
 
 from agent_rl.config import check_config
-from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError
+from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, in_brief
 from agent_rl.gym.registry import load_once
 from agent_rl.store.shards import episode_file
 from agent_rl.version import __version__
@@ -112,7 +112,7 @@ def _read_yaml(file: Path) -> Mapping[str, object]:
     try:
         values = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     except Exception as error:  # of YAML, OmegaConf and the encoding
-        raise CheckpointError(f"{file} is damaged: {' '.join(str(error).split())[:200]}") from error
+        raise CheckpointError(f"{file} is damaged: {in_brief(error)}") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{file} is damaged: it holds no settings")
     return {str(name): value for name, value in values.items()}

@@ -16,7 +16,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, in_brief
 
 FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 MAIN = ("main", "client")
@@ -76,7 +76,7 @@ def read_compose(file: Path) -> Compose:
     except (OSError, LookupError, ValueError, TypeError, OmegaConfBaseException) as error:
         raise ConfigError(f"{file} is no compose file: {error!r}") from error
     except Exception as error:  # PyYAML's own
-        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())[:200]}") from error
+        raise ConfigError(f"{file} is no YAML: {in_brief(error)}") from error
     _refuse(file, "", set(read) - {"services", "version", "name"})
     found = {name: _service(file, name, about) for name, about in named.items()}
     main = next((found.pop(name) for name in MAIN if name in found), Service("main", None))

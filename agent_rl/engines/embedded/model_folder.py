@@ -23,7 +23,7 @@ from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.quantization import forward_in
 from agent_rl.engines.model_files import base_model, load_options, require_model, share_weights
-from agent_rl.errors import CheckpointError
+from agent_rl.errors import CheckpointError, in_brief
 
 
 def load_model(
@@ -61,8 +61,8 @@ def load_model(
 
 def unloadable(folder: str | Path, error: Exception) -> CheckpointError:
     """Return the error that says why a model can't be loaded."""
-    said = " ".join(str(error).split())[:200]
-    return CheckpointError(f"the model in '{folder}' can't be loaded, {type(error).__name__}: {said}; take another one")
+    said = f"{type(error).__name__}: {in_brief(error)}"
+    return CheckpointError(f"the model in '{folder}' can't be loaded, {said}; take another one")
 
 
 def _read(folder: str | Path, dtype: str) -> PreTrainedModel:

@@ -26,7 +26,7 @@ from agent_rl.backends.verl.driver.watchdog import (
 )
 from agent_rl.config import write_setting
 from agent_rl.engines.model_files import is_hub_id, require_model
-from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError
+from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError, in_brief
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
 from agent_rl.rendering import load_renderer
@@ -109,7 +109,7 @@ def check_fit(config: VerlConfig) -> str | None:
         return (
             f"start_from={config.start_from}: rollout.context={config.rollout.context} and budget.tokens were not "
             f"compared with the openings of {config.env_id}, as its tokenizer can't be used "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            f"({type(error).__name__}: {in_brief(error)})"
         )
     tokenizer.chat_template = template or tokenizer.chat_template
     renderer = load_renderer(tokenizer, config.renderer)
