@@ -55,8 +55,8 @@ def make_forward(model: PreTrainedModel, cache: KVCache) -> Forward:
     return WholeForward(model, cache)
 
 
-class ModuleForward:
-    """The model's own modules, with only their attention redirected to the engine's cache."""
+class _OwnModules:
+    """What runs a model's own modules: only the head's weights may be a copy."""
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.model, self.cache = model, cache
@@ -69,6 +69,10 @@ class ModuleForward:
     def release(self) -> None:
         """Give back the head if it is a wider copy."""
         self.head = head_of(self.model)
+
+
+class ModuleForward(_OwnModules):
+    """The model's own modules, with only their attention redirected to the engine's cache."""
 
     @torch.no_grad()
     def __call__(self, layout: Layout) -> StepOutput:
@@ -83,20 +87,8 @@ class ModuleForward:
         return StepOutput(logits, torch.stack(routes.own, 1) if routes.own else None)
 
 
-class WholeForward:
+class WholeForward(_OwnModules):
     """The model's own forward over whole sequences, in every step again: nothing but ids is kept between steps."""
-
-    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
-        self.model = model
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Take over the head, in float32 at least; all else is the model's own."""
-        self.head = head_of(self.model).widened()
-
-    def release(self) -> None:
-        """Give back the head if it is a wider copy."""
-        self.head = head_of(self.model)
 
     @torch.no_grad()
     def __call__(self, layout: Layout) -> StepOutput:
