@@ -110,6 +110,14 @@ def no_floors_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_rl.checks.floors.SHARE", 0.0)
 
 
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry a served model at once, and read no key of the machine."""
+    monkeypatch.setattr("agent_rl.policy.openai_client.PAUSE", 0.0)
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @functools.cache
 def _curve_of_nothing(narrow: bool) -> str:
     from agent_rl.view.curve import learning_curve_svg

@@ -24,22 +24,16 @@ from agent_rl.judge.panel import Panel, PanelRule, disagreement
 from agent_rl.judge.reward import require_judges
 from agent_rl.judge.rubric import Criterion, Rubric
 from agent_rl.judge.rules import RuleJudge
-from agent_rl.policy import Scripted, openai_client
+from agent_rl.policy import Scripted
 from agent_rl.rollout import group_jobs, run_groups
 from tests.doubles import dice_spec
 from tests.fake_judge import answered
 from tests.fake_openai import Answer, Body, FakeOpenAI, failed, said
 
+pytestmark = pytest.mark.usefixtures("no_pause")
+
 RUBRIC = Rubric("big", (Criterion("big", "The number is big.", 17.25), Criterion("rude", "It is rude.", -3.5)))
 _RESPONSE = re.compile(r"Response (r-\w+):\n<data-(\w+)>\n(.*)\n</data-\2>")
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry at once, and read no key of the machine."""
-    monkeypatch.setattr(openai_client, "PAUSE", 0.0)
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def shown(body: Body) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from tests.fake_judge import PLANTED, UNANSWERED, WAYS, Asked, FakeJudge, answer
 from tests.fake_openai import FakeOpenAI
 from tests.forking import fork_server
 
+pytestmark = pytest.mark.usefixtures("no_pause")
+
 WORDS = ("alpha", "beta", "gamma", "delta", "omega", "kappa", "sigma", "theta", "lambda", "iota")
 RUBRIC = words_rubric(WORDS)
 PER_CALL = 4
@@ -55,13 +57,6 @@ def judge_all(
 
 def outcome(judgement: Judgement) -> list[object]:
     return [judgement.episode, judgement.score, *(v.value if v.error is None else v.error for v in judgement.verdicts)]
-
-
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_client, "PAUSE", 0.0)
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from agent_rl.cli import main
 from agent_rl.core.usage import Usage
 from agent_rl.judge import estimate
 from agent_rl.judge.judged import load_judged
-from agent_rl.policy import openai_client
 from agent_rl.store.episodes import EpisodeWriter
 from tests.fake_judge import FakeJudge, answered
 from tests.fake_openai import Answer, Body, FakeOpenAI, failed
@@ -31,7 +30,7 @@ criteria:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pause: None) -> Path:
     """Six episodes, a rubric and prices."""
     with EpisodeWriter(tmp_path / "run") as writer:
         for number in range(6):
@@ -39,9 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rubric.yaml").write_text(RUBRIC)
     (tmp_path / "prices.yaml").write_text("m: {input: 1000, output: 1000}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(openai_client, "PAUSE", 0.0)
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 

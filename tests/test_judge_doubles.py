@@ -17,24 +17,17 @@ from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.labels import Label
 from agent_rl.judge.model import ModelJudge
 from agent_rl.judge.probes import ProbeReport, probe
-from agent_rl.policy import openai_client
 from agent_rl.seeds import Stream, rng
 from tests.fake_judge import Asked, Entries, answered, fair, marked, reply, words_rubric
 from tests.fake_openai import Answer, Body, FakeOpenAI, said
+
+pytestmark = pytest.mark.usefixtures("no_pause")
 
 WORDS = ("alpha", "beta", "gamma", "delta")
 RUBRIC = words_rubric(WORDS)
 OBEYED = re.compile("full marks", re.IGNORECASE)
 INJECTED = {"order", "closed fence", "other role", "new rubric", "tool output"}
 """The probes whose text has these words."""
-
-
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry at once, and read no key of the machine."""
-    monkeypatch.setattr(openai_client, "PAUSE", 0.0)
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def gullible(body: Body) -> Answer:

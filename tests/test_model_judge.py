@@ -24,21 +24,14 @@ from agent_rl.judge.prompt import Exhibit, Inquiry
 from agent_rl.judge.reply import Answer, fold, is_quoted, majority, read_reply
 from agent_rl.judge.rubric import NOT_APPLICABLE, Criterion, Rubric, Rule
 from agent_rl.judge.suspect import suspicions
-from agent_rl.policy import openai_client
 from tests import fake_openai
 from tests.fake_judge import FINAL, PLANTED, UNANSWERED, WAYS, Asked, FakeJudge, answered, fair, reply, words_rubric
 from tests.fake_openai import FakeOpenAI, failed
 
+pytestmark = pytest.mark.usefixtures("no_pause")
+
 WORDS = ("alpha", "beta", "gamma", "delta")
 RUBRIC = words_rubric(WORDS)
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry at once, and read no key of the machine."""
-    monkeypatch.setattr(openai_client, "PAUSE", 0.0)
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def judged(

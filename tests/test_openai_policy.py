@@ -26,15 +26,9 @@ from agent_rl.store.codec import dump_line, load_line
 from tests.doubles import run_dice
 from tests.fake_openai import HANG, Answer, FakeOpenAI, called, failed, said
 
+pytestmark = pytest.mark.usefixtures("no_pause")
+
 ROLL = called(("roll", "{}", "c1"))
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry at once, and read no key of the machine."""
-    monkeypatch.setattr(openai_client, "PAUSE", 0.0)
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def played(answers: Iterable[Answer], budget: Budget | None = None, **settings: Any) -> tuple[ar.Episode, FakeOpenAI]:

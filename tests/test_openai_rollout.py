@@ -10,7 +10,6 @@ import pytest
 
 import agent_rl as ar
 from agent_rl.cli import main
-from agent_rl.policy import openai_client
 from agent_rl.store.episodes import read_episodes
 from tests.fake_openai import Answer, FakeOpenAI, failed, said
 
@@ -18,9 +17,7 @@ OF_THE_README = "agent-rl rollout policy=openai policy.model=MODEL env=search-v0
 
 
 @pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(openai_client, "PAUSE", 0.0)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+def key(monkeypatch: pytest.MonkeyPatch, no_pause: None) -> str:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     return "sk-secret"
 
