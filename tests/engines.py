@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agent_rl.algorithms.batch import Rows
 from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -51,6 +52,14 @@ def shaken(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
 
 def tiny(architecture: Architecture = "qwen3") -> PreTrainedModel:
     return shaken(make_model(ModelConfig(architecture=architecture, **TINY), VOCAB, seed=0)).to(DEVICE)
+
+
+def assert_sampled_in(rows: Rows, model: PreTrainedModel) -> None:
+    """Check that the model gives each sampled token of padded rows the log-probability that it was sampled with."""
+    with torch.no_grad():
+        logits = model(rows.token_ids.to(DEVICE)).logits[:, :-1].log_softmax(-1).cpu()
+    again, mask = logits.gather(-1, rows.token_ids[:, 1:, None])[..., 0], rows.loss_mask[:, 1:]
+    torch.testing.assert_close(again[mask], rows.rollout_logprobs[:, 1:][mask], atol=1e-3, rtol=1e-3)
 
 
 @dataclass

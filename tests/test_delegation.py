@@ -35,7 +35,7 @@ from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.rollout.job import Job
 from agent_rl.store.codec import dump_line, load_line
 from tests.doubles import CALL, Dice, UnprovenRenderer, dice_spec, run_dice, sampled, small_renderer
-from tests.engines import DEVICE, TINY, shaken
+from tests.engines import DEVICE, TINY, assert_sampled_in, shaken
 from tests.runs import config
 from tests.test_engine import router_choices
 
@@ -230,11 +230,7 @@ def test_caller_waits_without_a_slot_and_samples_in_its_context() -> None:
     assert len(first.trajectories) + len(second.trajectories) == 3 and first.turns == second.turns == 4
     rows = collate(to_samples([first, second])).padded()
     assert rows.loss_mask.sum() == sum(t.sampled for e in (first, second) for t in e.trajectories)
-    with torch.no_grad():
-        logits = model(rows.token_ids.to(DEVICE)).logits[:, :-1].log_softmax(-1).cpu()
-    again = logits.gather(-1, rows.token_ids[:, 1:, None])[..., 0]
-    mask = rows.loss_mask[:, 1:]
-    torch.testing.assert_close(again[mask], rows.rollout_logprobs[:, 1:][mask], atol=1e-3, rtol=1e-3)
+    assert_sampled_in(rows, model)
 
 
 @pytest.mark.parametrize("interrupt", [None, Interruption(1, (5, 6), per="episode")])
