@@ -25,7 +25,7 @@ from agent_rl.gym.tasks import TaskSource
 from agent_rl.gym.tool import ToolSpec, tool
 from agent_rl.policy import AnyPolicy, Scripted, TokenPolicy
 from agent_rl.rendering.base import Bridge, Renderer
-from agent_rl.rollout import Job, run_episode
+from agent_rl.rollout import Job, run_episode, run_jobs
 
 if TYPE_CHECKING:
     from agent_rl.rendering.chatml import ChatMLRenderer
@@ -187,6 +187,11 @@ def example_sample(length: int, sampled: list[int], reward: float = 1.0, seed: i
         sources=np.where(mask, 1, 0).astype(np.int32),
         episode=episode,
     )
+
+
+def plays(env: EnvSpec, split: str, policy: AnyPolicy, n: int) -> list[Episode]:
+    """Play the first tasks of a split."""
+    return asyncio.run(run_jobs([Job(env, env.tasks.get(split, i), i) for i in range(n)], policy))
 
 
 def play_again(episode: Episode) -> Episode:

@@ -17,21 +17,17 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TaskStream, task_key
 from agent_rl.policy import Scripted, demonstrator, oracle
-from agent_rl.rollout import Job, run_episode, run_jobs, summarise
+from agent_rl.rollout import Job, run_episode, summarise
 from agent_rl.tools.calculator import calculator
+from tests.doubles import assert_plays_again, plays
 
 BUILT_IN = ("calculator-v0", "search-v0")
 SPLITS = [(id, split) for id in BUILT_IN for split in spec(id).tasks.splits]
 
 
-def episodes(id: str, split: str, policy: Scripted, n: int) -> list[Episode]:
-    env = spec(id)
-    return asyncio.run(run_jobs([Job(env, env.tasks.get(split, i), i) for i in range(n)], policy))
-
-
 @pytest.mark.parametrize(("id", "split"), SPLITS)
 def test_oracle_solves_every_task(id, split):
-    played = episodes(id, split, oracle(), 80)
+    played = plays(spec(id), split, oracle(), 80)
     assert {e.success for e in played} == {True}
     assert {e.value("clean") for e in played} == {1.0}
     assert {round(e.reward or 0, 9) for e in played} == {1.1}
@@ -67,7 +63,7 @@ def test_task_stream_draws_other_tasks_per_seed(id):
 
 @pytest.mark.parametrize(("id", "low", "high"), [("calculator-v0", 0.1, 0.7), ("search-v0", 0.1, 0.7)])
 def test_demonstrations_are_well_formed_but_often_fail(id, low, high):
-    played = episodes(id, "train", demonstrator(), 300)
+    played = plays(spec(id), "train", demonstrator(), 300)
     result = summarise(played)
     print(f"{id}: {result.success} demonstrations succeed, {result.tool_errors:.2f} tool errors each")
     assert result.failed == 0
@@ -79,14 +75,7 @@ def test_demonstrations_are_well_formed_but_often_fail(id, low, high):
 @pytest.mark.parametrize("id", BUILT_IN)
 def test_stored_episode_replays_observations_and_rewards(id):
     for policy in (demonstrator(), oracle()):
-        for stored in episodes(id, "train", policy, 60):
-            answers = [m for m in stored.messages if m.role == "assistant"]
-            script = Scripted(lambda env, seed, answers=answers: (answer for answer in answers))
-            again = asyncio.run(run_episode(Job(spec(id), stored.task, stored.seed), script))
-            assert again.messages == stored.messages
-            assert again.steps == stored.steps
-            assert again.rewards == stored.rewards
-            assert again.stop_reason == stored.stop_reason
+        assert all(map(assert_plays_again, plays(spec(id), "train", policy, 60)))
 
 
 def answer(id: str, *messages: str | Message, index: int = 0) -> Episode:
@@ -116,7 +105,7 @@ def test_clean_reward_fails_failed_calls(id, tool):
 
 @pytest.mark.parametrize("id", BUILT_IN)
 def test_episode_without_answer_earns_nothing(id):
-    (first, *_) = [m for m in episodes(id, "train", oracle(), 1)[0].messages if m.role == "assistant"]
+    (first, *_) = [m for m in plays(spec(id), "train", oracle(), 1)[0].messages if m.role == "assistant"]
     env = spec(id)
     job = Job(env, env.tasks.get("train", 0), 0, budget=Budget(turns=1))
     episode = asyncio.run(run_episode(job, Scripted(lambda env, seed: (m for m in [first]))))
@@ -214,7 +203,7 @@ def test_calculator_requires_operator_precedence():
 
 
 def test_search_hard_demonstrations_find_less_than_others():
-    easy, hard = (summarise(episodes("search-v0", split, demonstrator(), 200)) for split in ("dev", "dev-hard"))
+    easy, hard = (summarise(plays(spec("search-v0"), split, demonstrator(), 200)) for split in ("dev", "dev-hard"))
     assert 0.03 < hard.success.value < easy.success.value - 0.2
 
 

@@ -13,14 +13,10 @@ from agent_rl.envs.guess import MOST, Guess
 from agent_rl.gym.registry import spec
 from agent_rl.policy import Scripted, demonstrator, oracle
 from agent_rl.rollout import Job, run_episode, run_jobs, summarise
+from tests.doubles import assert_plays_again, plays
 
 GAMES = {"guess-v0": 1.1, "frozenlake-v0": 1.0}
 PUZZLE = {"guess-v0": "puzzle", "frozenlake-v0": "map"}
-
-
-def episodes(id: str, split: str, policy: Scripted, n: int) -> list[ar.Episode]:
-    env = spec(id)
-    return asyncio.run(run_jobs([Job(env, env.tasks.get(split, i), i) for i in range(n)], policy))
 
 
 def play(id: str, task: ar.Task, *answers: str) -> ar.Episode:
@@ -31,7 +27,7 @@ def play(id: str, task: ar.Task, *answers: str) -> ar.Episode:
 @pytest.mark.parametrize("split", ["train", "eval", "dev"])
 @pytest.mark.parametrize("id", GAMES)
 def test_oracle_wins_every_game(id: str, split: str) -> None:
-    played = episodes(id, split, oracle(), 60)
+    played = plays(spec(id), split, oracle(), 60)
     assert {episode.reward for episode in played} == {GAMES[id]}
     assert {episode.success for episode in played} == {True}
     turns = spec(id).budget.turns
@@ -50,7 +46,7 @@ def test_splits_of_games_share_no_puzzle(id: str) -> None:
 
 @pytest.mark.parametrize("id", GAMES)
 def test_game_demonstrations_often_fail(id: str) -> None:
-    result = summarise(episodes(id, "train", demonstrator(), 200))
+    result = summarise(plays(spec(id), "train", demonstrator(), 200))
     print(f"{id}: {result.success} demonstrations succeed")
     assert result.failed == 0
     assert 0.2 < result.success.value < 0.8
@@ -58,11 +54,7 @@ def test_game_demonstrations_often_fail(id: str) -> None:
 
 @pytest.mark.parametrize("id", GAMES)
 def test_game_replays_from_its_answers(id: str) -> None:
-    for stored in episodes(id, "train", demonstrator(), 10):
-        answers = [message.content for message in stored.messages if message.role == "assistant"]
-        script = Scripted(lambda env, seed, answers=answers: (answer for answer in answers))
-        again = asyncio.run(run_episode(Job(spec(id), stored.task, stored.seed), script))
-        assert (again.messages, again.steps, again.rewards) == (stored.messages, stored.steps, stored.rewards)
+    assert all(map(assert_plays_again, plays(spec(id), "train", demonstrator(), 10)))
 
 
 @pytest.mark.parametrize("id", GAMES)

@@ -14,15 +14,12 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.gym.registry import spec
 from agent_rl.policy import Scripted, demonstrator, oracle
-from agent_rl.rollout import Job, run_episode, run_jobs, summarise
+from agent_rl.rollout import Job, run_episode, summarise
 from agent_rl.tools import sql as sql_tool
 from agent_rl.tools.sql import make_read_only, open_read_only, query
+from tests.doubles import assert_plays_again, plays
 
 SQL = spec("sql-v0")
-
-
-def played(split: str, policy: Scripted, n: int) -> list[Episode]:
-    return asyncio.run(run_jobs([Job(SQL, SQL.tasks.get(split, i), i) for i in range(n)], policy))
 
 
 def answer(*messages: str | Message, index: int = 0) -> Episode:
@@ -36,7 +33,7 @@ def ask(sql: str) -> Message:
 
 @pytest.mark.parametrize("split", SQL.tasks.splits)
 def test_sql_oracle_solves_every_task(split):
-    assert {(e.success, round(e.reward or 0, 9)) for e in played(split, oracle(), 60)} == {(True, 1.1)}
+    assert {(e.success, round(e.reward or 0, 9)) for e in plays(SQL, split, oracle(), 60)} == {(True, 1.1)}
 
 
 def test_sql_splits_share_no_task():
@@ -56,7 +53,7 @@ def test_sql_answers_are_spread():
 
 
 def test_sql_demonstrations_are_well_formed_but_often_fail():
-    result = summarise(played("train", demonstrator(), 200))
+    result = summarise(plays(SQL, "train", demonstrator(), 200))
     assert result.failed == 0 and 0.3 < result.success.value < 0.7 and 0 < result.tool_errors < 0.2
 
 
@@ -67,12 +64,8 @@ def test_sql_reward_requires_the_exact_answer():
     assert [answer(text).reward for text in ("", "0", "x", f"it is {right}", right + "0")] == [0.0] * 5
 
 
-def test_sql_episode_replays(tmp_path):
-    for stored in played("train", demonstrator(), 20):
-        said = [m for m in stored.messages if m.role == "assistant"]
-        script = Scripted(lambda env, seed, said=said: (m for m in said))
-        again = asyncio.run(run_episode(Job(SQL, stored.task, stored.seed), script))
-        assert (again.messages, again.rewards) == (stored.messages, stored.rewards)
+def test_sql_episode_replays():
+    assert all(map(assert_plays_again, plays(SQL, "train", demonstrator(), 20)))
 
 
 def test_sql_database_survives_changes():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import pytest
 from tree import ROOT
@@ -11,7 +9,8 @@ from tree import ROOT
 from agent_rl.gym.registry import load_once, spec
 from agent_rl.gym.tasks import task_key
 from agent_rl.policy import Scripted, demonstrator, oracle
-from agent_rl.rollout import Job, run_jobs, summarise
+from agent_rl.rollout import summarise
+from tests.doubles import plays
 
 MOST = {"compare": 0.85, "stock": 0.85, "hops": 0.2, "lock": 0.7, "belt": 0.01}
 """What a short cut earns at most, on 60 tasks."""
@@ -20,8 +19,7 @@ MOST = {"compare": 0.85, "stock": 0.85, "hops": 0.2, "lock": 0.7, "belt": 0.01}
 def success(name: str, split: str, policy: Scripted) -> float:
     load_once(ROOT / "benchmarks" / "unlike" / f"{name}.py")
     env = spec(f"unlike/{name}-v0")
-    jobs = [Job(env, env.tasks.get(split, i), i) for i in range(60)]
-    result = summarise(asyncio.run(run_jobs(jobs, policy)))
+    result = summarise(plays(env, split, policy, 60))
     assert result.failed == 0
     return result.success.value
 
