@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pkgutil import resolve_name
 
 from agent_rl.cli.parser import make_parser
 from agent_rl.config import choices, setting_names
@@ -28,6 +29,17 @@ complete -o default -F _agent_rl agent-rl
 """
 
 
+SETTINGS = {
+    "train": "agent_rl.backends.embedded.config:TrainConfig",
+    "rollout": "agent_rl.runs.rollout:RolloutSettings",
+    "check": "agent_rl.cli.check:JudgedCheckSettings",
+    "play": "agent_rl.runs.play:PlaySettings",
+    "judge": "agent_rl.cli.judge:JudgeSettings",
+    "replay": "agent_rl.runs.fork:ForkSettings",
+}
+"""The classes of commands' settings, imported when they are completed."""
+
+
 def print_completion(arguments: argparse.Namespace) -> int:
     """Print the script."""
     setup = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n" if arguments.shell == "zsh" else ""
@@ -50,37 +62,9 @@ def _words(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
             yield from map(str, action.choices)
     for inner in subcommands(parser).values():
         yield from (option for action in inner._actions for option in action.option_strings)
-    if name not in ("train", "rollout", "check", "play", "judge", "replay"):
-        return
-    yield from (f"{key}=" for key in _settings(name))
-    if name in ("judge", "replay"):
-        return
-    yield from (env if name in ("check", "play") else f"env={env}" for env in env_ids())
+    if name in SETTINGS:
+        yield from (f"{key}=" for key in setting_names(resolve_name(SETTINGS[name])))
+    if name in ("train", "rollout", "check", "play"):
+        yield from (env if name in ("check", "play") else f"env={env}" for env in env_ids())
     if name == "train":
         yield from (f"algorithm={preset}" for preset in choices("algorithm"))
-
-
-def _settings(name: str) -> list[str]:
-    if name == "check":
-        from agent_rl.cli.check import JudgedCheckSettings
-
-        return setting_names(JudgedCheckSettings)
-    if name == "judge":
-        from agent_rl.cli.judge import JudgeSettings
-
-        return setting_names(JudgeSettings)
-    if name == "play":
-        from agent_rl.runs.play import PlaySettings
-
-        return setting_names(PlaySettings)
-    if name == "replay":
-        from agent_rl.runs.fork import ForkSettings
-
-        return setting_names(ForkSettings)
-    if name == "rollout":
-        from agent_rl.runs.rollout import RolloutSettings
-
-        return setting_names(RolloutSettings)
-    from agent_rl.backends.embedded.config import TrainConfig
-
-    return setting_names(TrainConfig)
