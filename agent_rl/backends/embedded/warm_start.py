@@ -192,30 +192,6 @@ def warm_start(
     optimizer = Optimizer(model, config.optimizer, scale_loss=precision.autocast == "float16")
     model.eval()  # without dropout, as in training, so that steps are the same again
 
-    def wanted(weights: Tensor) -> Tensor | None:
-        """Return which tokens need logits; None for all, where those of the environment are learned, too."""
-        return None if config.env_weight else weights > 0
-
-    def train(batch: _Rows, scale: float) -> float:
-        total, whole = 0.0, sum(sum(weights[1:]) for _, weights in batch)
-        tokens = sum(len(ids) for ids, _ in batch)
-        for part in _parts(batch, token_budget):
-            ids, weights = (x.to(model.device) for x in _padded(part))
-            with routed(model) as routes:
-                logprobs = score_tokens(model, ids, wanted=wanted(weights), precision=precision).logprobs
-            loss = -(logprobs * weights).sum() / whole
-            if config.balance and routes.logits:
-                lengths = torch.tensor([len(row_ids) for row_ids, _ in part], device=ids.device)
-                real, share = (
-                    torch.arange(ids.shape[1] - 1, device=ids.device) < lengths[:, None],
-                    int(lengths.sum()) / tokens,
-                )
-                loss = loss + config.balance * share * balance_loss(routes, real, model.config.num_experts_per_tok)
-            optimizer.backward(loss)
-            total += float(loss.detach())
-        optimizer.step(scale)
-        return total
-
     if checkpoint is not None:
         checkpoint.restore(model, optimizer, [len(rows), sum(len(ids) for ids, _ in rows)])
     taken = iter(checkpoint.losses.copy() if checkpoint else ())
@@ -224,7 +200,8 @@ def warm_start(
         """Take a step, unless it was taken before an interruption; return its loss."""
         if (before := next(taken, None)) is not None:
             return before
-        loss = train(batch, scale)
+        loss = _backward(model, optimizer, batch, config, token_budget, precision)
+        optimizer.step(scale)
         on_step(WarmStep(phase, step, of, loss))
         if checkpoint is not None:
             checkpoint.after_step(model, optimizer, loss)
@@ -243,6 +220,33 @@ def warm_start(
         batch = next(order) + _copies(copies, alphabet, separators, random)
         scale = schedule(config.optimizer, step + config.optimizer.warmup_steps, config.clone_steps)
         learn("cloning", step, config.clone_steps, batch, scale)
+
+
+def _backward(
+    model: PreTrainedModel,
+    optimizer: Optimizer,
+    batch: _Rows,
+    config: WarmStartConfig,
+    token_budget: int,
+    precision: PrecisionConfig,
+) -> float:
+    """Add up the gradients of a batch, a micro-batch at a time; return its loss."""
+    total, whole = 0.0, sum(sum(weights[1:]) for _, weights in batch)
+    tokens = sum(len(ids) for ids, _ in batch)
+    for part in _parts(batch, token_budget):
+        ids, weights = (x.to(model.device) for x in _padded(part))
+        wanted = None if config.env_weight else weights > 0  # all need logits where the environment's are learned, too
+        with routed(model) as routes:
+            logprobs = score_tokens(model, ids, wanted=wanted, precision=precision).logprobs
+        loss = -(logprobs * weights).sum() / whole
+        if config.balance and routes.logits:
+            lengths = torch.tensor([len(row_ids) for row_ids, _ in part], device=ids.device)
+            real = torch.arange(ids.shape[1] - 1, device=ids.device) < lengths[:, None]
+            share = int(lengths.sum()) / tokens
+            loss = loss + config.balance * share * balance_loss(routes, real, model.config.num_experts_per_tok)
+        optimizer.backward(loss)
+        total += float(loss.detach())
+    return total
 
 
 def _row(trajectory: Trajectory, env_weight: float) -> tuple[list[int], list[float]]:
