@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count, takewhile
+from itertools import chain, count
 
 from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.sequences import shared_start
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.engines.base import InferenceEngine, SamplingParams
 from agent_rl.errors import ConfigError, PolicyError
@@ -150,51 +151,42 @@ class TokenConversation:
         if not self._messages:
             self._examples = _replies_in(messages)
         self._messages += messages
-        trajectory, renderer = self._trajectories[self._at], self._policy.renderer
+        trajectory = self._trajectories[self._at]
         if messages or not self._pending:  # a prefix is rendered already
-            before, reply = trajectory.split_reply()
-            bridge = renderer.bridge(before, reply, messages, self._tools) if before else None
-            if bridge is not None:
-                self._pending = [(bridge.closing, Source.TEMPLATE), (bridge.ids, Source.ENV)]
-            else:
-                prompt = renderer.prompt(self._messages, self._tools)
-                self._pending = [(prompt, Source.PROMPT)]
-                if before:
-                    self._branch_off([*before, *reply], prompt)
-        length = (0 if self._fork else len(trajectory)) + sum(len(ids) for ids, _ in self._pending)
+            self._render(self._messages, messages if trajectory else None)
         rule = self._policy.shorten
-        return length if rule is None or length <= rule.over_tokens or not trajectory else self._shorten(rule, messages)
+        if rule is not None and trajectory and self._length > rule.over_tokens:
+            self._shorten(rule, messages)
+        return self._length
 
-    def _shorten(self, rule: Shortening, messages: Sequence[Message]) -> int:
-        """Rewrite the context, or end it with the request for a summary; return its length."""
-        renderer, (before, reply) = self._policy.renderer, self._trajectories[self._at].split_reply()
-        if rule.request is None:
-            if (rewritten := rule.rewrite(self._messages)) != self._messages:
-                self._restart(rewritten, [*before, *reply])
-        else:
-            self._asks, bridge = True, None
-            if self._fork is None:
-                bridge = renderer.bridge(before, reply, [*messages, rule.request], self._tools)
-            if bridge is not None:
-                self._pending = [(bridge.closing, Source.TEMPLATE), (bridge.ids, Source.ENV)]
-            else:  # templates may rewrite the past as soon as a user speaks again
-                prompt = renderer.prompt([*self._messages, rule.request], self._tools)
-                self._pending = [(prompt, Source.PROMPT)]
-                self._branch_off([*before, *reply], prompt)
+    @property
+    def _length(self) -> int:
+        """The context's length in tokens, what is to be appended included."""
         return (0 if self._fork else len(self._trajectories[self._at])) + sum(len(ids) for ids, _ in self._pending)
 
-    def _restart(self, messages: Sequence[Message], old: Sequence[int]) -> None:
-        """Begin a new trajectory with other messages, in the place of ids that the engine has seen."""
-        self._messages = list(messages)
-        prompt = self._policy.renderer.prompt(self._messages, self._tools)
-        self._pending = [(prompt, Source.PROMPT)]
-        self._branch_off(old, prompt)
+    def _shorten(self, rule: Shortening, new: Sequence[Message]) -> None:
+        """Rewrite the context, or end it with the request for a summary."""
+        if rule.request is not None:
+            self._asks = True
+            self._render([*self._messages, rule.request], [*new, rule.request] if self._fork is None else None)
+        elif (rewritten := rule.rewrite(self._messages)) != self._messages:
+            self._messages = rewritten
+            self._render(rewritten)
 
-    def _branch_off(self, old: Sequence[int], prompt: Sequence[int]) -> None:
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, prompt, strict=False)))
-        self._fork = Fork(self._at, shared, self._trajectories[self._at].is_delegated)
-        self.wait()
-        self._waited = False
+    def _render(self, messages: Sequence[Message], new: Sequence[Message] | None = None) -> None:
+        """Append the new ones of the messages, where the renderer can; else begin a trajectory with all of them."""
+        renderer, trajectory = self._policy.renderer, self._trajectories[self._at]
+        bridge = None if new is None else renderer.bridge(*trajectory.split_reply(), new, self._tools)
+        if bridge is not None:
+            self._pending = [(bridge.closing, Source.TEMPLATE), (bridge.ids, Source.ENV)]
+            return
+        prompt = renderer.prompt(messages, self._tools)
+        self._pending = [(prompt, Source.PROMPT)]
+        if trajectory:
+            shared = shared_start(trajectory.token_ids.tolist(), prompt)
+            self._fork = Fork(self._at, shared, trajectory.is_delegated)
+            self.wait()
+            self._waited = False
 
     def wait(self) -> None:
         """Free the engine's slot until the next reply, before which the engine is given all ids again."""
@@ -257,14 +249,13 @@ class TokenConversation:
         """Let the policy say what replaces the context, in its present turn; return the room for its reply."""
         assert self._policy.shorten is not None
         self._asks = False
-        length = (0 if self._fork else len(self._trajectories[self._at])) + sum(len(ids) for ids, _ in self._pending)
+        length = self._length
         summary = await self.reply(max_tokens)
         if summary.finish_reason is FinishReason.ABORT:
             raise PolicyError("the policy aborted its summary")
         self.turn -= 1
-        before, reply = self._trajectories[self._at].split_reply()
-        rewritten = self._policy.shorten.rewrite(self._messages[:-1], summary.message.content, self._examples)
-        self._restart(rewritten, [*before, *reply])
+        self._messages = self._policy.shorten.rewrite(self._messages[:-1], summary.message.content, self._examples)
+        self._render(self._messages)
         return None if max_tokens is None else max_tokens + length - len(self._pending[0][0])
 
     def close(self) -> None:
