@@ -169,28 +169,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "data.max_prompt_length": config.rollout.context,
         "data.max_response_length": config.rollout.context,
         "data.dataloader_num_workers": 0,
-        "data.agent_rl": {
-            "env": _environment(config),
-            "env_args": dict(config.env_args),
-            "tasks": config.tasks.model_dump(exclude_defaults=True),
-            "split": config.split,
-            "imports": list(config.imports),
-            "seed": config.seed,
-            "shuffle": config.updates.shuffle,
-            "target_kl": config.updates.target_kl,
-            "first": RL_START,
-            "algorithm": algorithm.model_dump_json(),
-            "episodes": str(folder / "episodes.jsonl"),
-            "token_records": config.token_records,
-            "store_experts": config.store_experts,
-            "max_staleness": 0 if config.asynchrony.mode == "sync" else config.asynchrony.max_staleness,
-            "max_rollout_gap": config.max_rollout_gap,
-            "keep_checkpoints": config.keep_checkpoints,
-            "judge": config.judge.model_dump(exclude_defaults=True),
-            "asked": asked(config),
-            "renderer": config.renderer.model_dump_json(),
-            "report_to": list(config.report_to),
-        },
+        "data.agent_rl": _own(config, algorithm, folder),
         "algorithm.adv_estimator": "grpo",  # any: it is never called
         "algorithm.rollout_correction.bypass_mode": not algorithm.recomputes_old,
         "actor_rollout_ref.model.path": config.start_from,
@@ -221,6 +200,32 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "trainer.resume_mode": "auto",
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         "trainer.logger": ["console"],  # our own metrics.jsonl hands its rows to the writers of report_to
+    }
+
+
+def _own(config: VerlConfig, algorithm: AlgorithmConfig, folder: Path) -> dict[str, JsonValue]:
+    """Return what our parts read of a run in verl's config."""
+    return {
+        "env": _environment(config),
+        "env_args": dict(config.env_args),
+        "tasks": config.tasks.model_dump(exclude_defaults=True),
+        "split": config.split,
+        "imports": list(config.imports),
+        "seed": config.seed,
+        "shuffle": config.updates.shuffle,
+        "target_kl": config.updates.target_kl,
+        "first": RL_START,
+        "algorithm": algorithm.model_dump_json(),
+        "episodes": str(folder / "episodes.jsonl"),
+        "token_records": config.token_records,
+        "store_experts": config.store_experts,
+        "max_staleness": 0 if config.asynchrony.mode == "sync" else config.asynchrony.max_staleness,
+        "max_rollout_gap": config.max_rollout_gap,
+        "keep_checkpoints": config.keep_checkpoints,
+        "judge": config.judge.model_dump(exclude_defaults=True),
+        "asked": asked(config),
+        "renderer": config.renderer.model_dump_json(),
+        "report_to": list(config.report_to),
     }
 
 
