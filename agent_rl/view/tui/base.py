@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Footer, Static
+from textual.widgets import DataTable, Footer, Static
 
 from agent_rl.view.conversation import clean
 
@@ -53,6 +53,13 @@ class Level(Screen[None]):
             self.app.pop_screen()
         else:
             self.app.exit()
+
+
+def table_of(*titles: str) -> DataTable[Text]:
+    """Return an empty table; a row is chosen at a time."""
+    table: DataTable[Text] = DataTable(cursor_type="row", zebra_stripes=True)
+    table.add_columns(*titles)
+    return table
 
 
 def printed(show: Callable[[Console], object], width: int) -> Text:

@@ -19,7 +19,7 @@ from agent_rl.store.shards import Place
 from agent_rl.store.where import quoted
 from agent_rl.view.conversation import clean
 from agent_rl.view.text import short_id
-from agent_rl.view.tui.base import PAGE, WIDTH, Level
+from agent_rl.view.tui.base import PAGE, WIDTH, Level, table_of
 from agent_rl.view.tui.episode import EpisodeScreen
 from agent_rl.view.tui.groups import GroupsScreen
 
@@ -56,10 +56,7 @@ class EpisodesScreen(Level):
 
     def body(self) -> ComposeResult:
         """Lay out the table and the line for filters."""
-        table: DataTable[Text] = DataTable(cursor_type="row", zebra_stripes=True)
-        for title in COLUMNS:
-            table.add_column(title)
-        yield table
+        yield table_of(*COLUMNS)
         yield Input(id="where", compact=True)
 
     def on_mount(self) -> None:

@@ -12,7 +12,7 @@ from textual.widgets import DataTable
 from agent_rl.store.index import GroupHead, Index
 from agent_rl.store.where import parse_where
 from agent_rl.view.conversation import clean
-from agent_rl.view.tui.base import PAGE, WIDTH, Level
+from agent_rl.view.tui.base import PAGE, WIDTH, Level, table_of
 
 COLUMNS = ("group", "mean", "best", "solved", "question", "step")
 
@@ -29,10 +29,7 @@ class GroupsScreen(Level):
 
     def body(self) -> ComposeResult:
         """Lay out the table."""
-        table: DataTable[Text] = DataTable(cursor_type="row", zebra_stripes=True)
-        for title in COLUMNS:
-            table.add_column(title)
-        yield table
+        yield table_of(*COLUMNS)
 
     def on_mount(self) -> None:
         """Show the first page."""

@@ -12,7 +12,7 @@ from textual.widgets import DataTable
 
 from agent_rl.store.shards import shards_of
 from agent_rl.view.conversation import clean
-from agent_rl.view.tui.base import Level
+from agent_rl.view.tui.base import Level, table_of
 from agent_rl.view.tui.episodes import EpisodesScreen
 
 
@@ -33,9 +33,7 @@ class RunsScreen(Level):
 
     def body(self) -> ComposeResult:
         """Lay out the table."""
-        table: DataTable[Text] = DataTable(cursor_type="row", zebra_stripes=True)
-        for title in ("run", "size", "last written"):
-            table.add_column(title)
+        table = table_of("run", "size", "last written")
         for folder in self._folders:
             size = sum(shard.path.stat().st_size for shard in shards_of(folder)) / 1e6
             written = time.strftime("%Y-%m-%d %H:%M", time.localtime(_written(folder)))
