@@ -74,6 +74,7 @@ class Server(Host[EnvLease]):
 
     async def _reply(self, owner: Owner[EnvLease], request: Request) -> Reply:
         """Return the reply to a request."""
+        reply = Reply(call=request.call)
         match request:
             case wire.Describe():
                 reply = Reply(call=request.call, described=await self._describe(self._spec(request.env)))
@@ -81,19 +82,12 @@ class Server(Host[EnvLease]):
                 reply = Reply(call=request.call, tasks=await self._tasks(request))
             case wire.Open():
                 await self._open(owner, request)
-                reply = Reply(call=request.call)
             case wire.Reset():
                 reply = await self._reset(owner, request)
             case wire.Act():
                 reply = await self._step(owner, request)
             case wire.Score():
-                with self._work(await owner.idle(request.lease)) as (at, env):
-                    if env.asking:  # the client can't tell whom its time ran out on
-                        raise UserError("the episode's time ran out while the simulated user was asked")
-                    episode = replace(load_line(request.episode.encode()), env=at.spec.id)
-                    judgements: list[Judgement] = []
-                    rewards = await env.score(episode, request.seconds, judgements)
-                    reply = Reply(call=request.call, rewards=rewards, judgements=tuple(judgements))
+                reply = await self._score(owner, request)
             case wire.Play():
                 with self._work(await owner.idle(request.lease)) as (at, env):
                     reply = Reply(call=request.call, answer=play(at, env, request))
@@ -101,11 +95,9 @@ class Server(Host[EnvLease]):
                 reply = Reply(call=request.call, values=await self._compare(request))
             case Cancel():
                 owner.cancel(request.of)
-                reply = Reply(call=request.call)
             case wire.Close():
                 if (lease := owner.leases.get(request.lease)) is not None:
                     await self.release(lease)
-                reply = Reply(call=request.call)
             case _:
                 assert_never(request)
         return reply
@@ -157,6 +149,15 @@ class Server(Host[EnvLease]):
             step = replace(step, observation=messages_of(step.observation), reward=float(step.reward))
             ended = step.terminated or step.truncated
             return Reply(call=request.call, step=step, state=None if ended else await state_of(lease.spec, env))
+
+    async def _score(self, owner: Owner[EnvLease], request: wire.Score) -> Reply:
+        with self._work(await owner.idle(request.lease)) as (lease, env):
+            if env.asking:  # the client can't tell whom its time ran out on
+                raise UserError("the episode's time ran out while the simulated user was asked")
+            episode = replace(load_line(request.episode.encode()), env=lease.spec.id)
+            judgements: list[Judgement] = []
+            rewards = await env.score(episode, request.seconds, judgements)
+            return Reply(call=request.call, rewards=rewards, judgements=tuple(judgements))
 
     @contextlib.contextmanager
     def _work(self, lease: EnvLease) -> Iterator[tuple[EnvLease, Env]]:

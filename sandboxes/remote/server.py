@@ -125,6 +125,7 @@ class SandboxServer(Host[SandboxLease]):
 
     async def _ask_sandbox(self, lease: SandboxLease, sandbox: Sandbox, asked: wire.OfSandbox) -> Reply:
         """Call a method of a sandbox."""
+        reply = Reply(call=asked.call)
         match asked:
             case wire.RunCommand(command=c):
                 ran = await sandbox.exec(
@@ -150,7 +151,6 @@ class SandboxServer(Host[SandboxLease]):
                 reply = Reply(call=asked.call, data=data)
             case wire.WriteFile():
                 await sandbox.write_file(asked.path, asked.data)
-                reply = Reply(call=asked.call)
             case wire.TakeSnapshot():
                 reply = Reply(call=asked.call, snapshot=packing.pack_snapshot(await sandbox.snapshot()))
             case wire.Restore():
@@ -174,12 +174,13 @@ class SandboxServer(Host[SandboxLease]):
 
     async def _ask_stream(self, lease: SandboxLease, asked: wire.OfStream) -> Reply:
         """Call a method of a process or a stream."""
-        stream = lease.streams.get(asked.handle)
-        if isinstance(asked, wire.EndStream):
-            if lease.streams.pop(asked.handle, None) is not None and stream is not None:
-                await stream.close()
-            return Reply(call=asked.call)
+        reply, stream = Reply(call=asked.call), lease.streams.get(asked.handle)
         match asked, stream:
+            case wire.EndStream(), None:
+                pass
+            case wire.EndStream(), Stream():
+                del lease.streams[asked.handle]
+                await stream.close()
             case _, None:
                 raise ProcessError("there is no such process any more: it was closed")
             case wire.Read(), Stream():
@@ -187,20 +188,16 @@ class SandboxServer(Host[SandboxLease]):
                 reply = Reply(call=asked.call, output=output)
             case wire.Write(), Stream():
                 await stream.write(asked.data, timeout=asked.timeout)
-                reply = Reply(call=asked.call)
             case wire.WriteEof(), Stream():
                 await stream.write_eof()
-                reply = Reply(call=asked.call)
             case wire.ReadLogs(), Process():
                 reply = Reply(call=asked.call, logs=await stream.logs(asked.max_bytes))
             case wire.Wait(), Process():
                 reply = Reply(call=asked.call, status=await stream.wait(timeout=asked.timeout))
             case wire.Signal(), Process():
                 await stream.signal(asked.number)
-                reply = Reply(call=asked.call)
             case wire.Resize(), Process():
                 await stream.resize(asked.rows, asked.columns)
-                reply = Reply(call=asked.call)
             case _:
                 raise RemoteError(f"{asked.op} can't be asked of a stream")
         return reply
