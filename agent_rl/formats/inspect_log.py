@@ -26,7 +26,6 @@ def write_inspect(episodes: Iterable[Episode], path: Path) -> int:
     """
     try:
         from inspect_ai import log as inspect_log
-        from inspect_ai.scorer import Score
     except ImportError as error:
         raise ConfigError("a log of inspect_ai needs its writer: pip install inspect_ai") from error
     if path.suffix not in (".eval", ".json"):
@@ -40,26 +39,8 @@ def write_inspect(episodes: Iterable[Episode], path: Path) -> int:
         seen[sample] = seen.get(sample, 0) + 1
         envs[episode.env] = None
         models |= dict.fromkeys(used.model for used in episode.usage)
-        opening = next((m.content for m in episode.messages if m.role == "user"), "")
-        scores = {r.name: Score(value=r.value) for r in episode.rewards if r.value is not None and r.turn is None}
-        total = {} if episode.reward is None else {"reward": Score(value=episode.reward)}
-        broke = episode.error
-        failure = {"message": broke.message, "traceback": broke.traceback, "traceback_ansi": ""} if broke else None
-        samples.append(
-            inspect_log.EvalSample.model_validate(
-                {
-                    "id": sample,
-                    "epoch": seen[sample],
-                    "input": as_unicode(opening),
-                    "target": "",
-                    "messages": [_message(m) for m in episode.messages],
-                    "scores": scores | total,
-                    "metadata": {"episode": episode.id, "task": json.loads(_dumped(episode)), "ending": episode.ending},
-                    "total_time": episode.seconds,
-                    "error": failure,
-                }
-            )
-        )
+        row = {"id": sample, "epoch": seen[sample], **_sample(episode)}
+        samples.append(inspect_log.EvalSample.model_validate(row))
     spec = {
         "created": datetime.now(UTC).isoformat(),
         "task": ", ".join(envs) or "agent_rl",
@@ -75,6 +56,23 @@ def write_inspect(episodes: Iterable[Episode], path: Path) -> int:
 
 def _dumped(episode: Episode) -> str:
     return as_unicode(json.dumps(without_nan(episode.task), ensure_ascii=False, default=str))
+
+
+def _sample(episode: Episode) -> dict[str, object]:
+    """Return an episode as the fields of a sample."""
+    opening = next((m.content for m in episode.messages if m.role == "user"), "")
+    scores = {r.name: {"value": r.value} for r in episode.rewards if r.value is not None and r.turn is None}
+    total = {} if episode.reward is None else {"reward": {"value": episode.reward}}
+    broke = episode.error
+    return {
+        "input": as_unicode(opening),
+        "target": "",
+        "messages": [_message(m) for m in episode.messages],
+        "scores": scores | total,
+        "metadata": {"episode": episode.id, "task": json.loads(_dumped(episode)), "ending": episode.ending},
+        "total_time": episode.seconds,
+        "error": {"message": broke.message, "traceback": broke.traceback, "traceback_ansi": ""} if broke else None,
+    }
 
 
 def _message(message: Message) -> dict[str, object]:
