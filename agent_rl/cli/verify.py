@@ -84,10 +84,8 @@ def _lines(found: Verification, file: str) -> Iterator[str]:
     if found.tokens:
         yield f"token ids of episodes: {_sums(found.tokens)}"
     if found.sampled:
-        share, where = (
-            found.drifted / found.sampled,
-            f", in {found.drifted_episodes:,} episodes," if found.drifted else "",
-        )
+        share = found.drifted / found.sampled
+        where = f", in {found.drifted_episodes:,} episodes," if found.drifted else ""
         counts = f"{found.drifted:,} of {found.sampled:,} sampled replies ({share:.2%})"
         yield f"drift: {counts}{where} come out as other ids when their text is encoded"
     if different:

@@ -107,10 +107,8 @@ class SweEnv(SandboxedEnv):
             from agent_rl.sandboxes.docker.images import IMAGE_GB
             from agent_rl.sandboxes.docker.task_image import task_image
 
-            host, most = (
-                cast("str | None", options.get("host")),
-                float(cast("float", options.get("image_gb", IMAGE_GB))),
-            )
+            host = cast("str | None", options.get("host"))
+            most = float(cast("float", options.get("image_gb", IMAGE_GB)))
             build = functools.partial(task_image, self._image, (), host, BUILD_SECONDS, most)
             image = await in_thread(build, "from_swe: image")
             self.folder, self.variables = image.workdir, image.variables

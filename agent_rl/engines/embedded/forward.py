@@ -83,11 +83,8 @@ class FusedForward:
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.model, self.cache = model, cache
         config = model.config
-        self.heads, self.kv_heads, self.dim = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            head_dim_of(config),
-        )
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.dim = head_dim_of(config)
         self.eps = config.rms_norm_eps
         self.head_dtype = torch.promote_types(cache.dtype, torch.float32)
         self.top_k = getattr(config, "num_experts_per_tok", 0)

@@ -163,10 +163,8 @@ def _model_setting(key: str, value: object, value_of: Callable[[str], object]) -
     """Check a setting of the model's own config, if its folder is here."""
     from transformers import AutoConfig
 
-    name, folder = (
-        key.partition(".override_config.")[2].partition(".")[0],
-        Path(str(value_of("actor_rollout_ref.model.path"))),
-    )
+    name = key.partition(".override_config.")[2].partition(".")[0]
+    folder = Path(str(value_of("actor_rollout_ref.model.path")))
     if name == "attn_implementation":
         choices = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
         return None if value in choices else f"it takes {' or '.join(choices)}.{did_you_mean(str(value), choices)}"
