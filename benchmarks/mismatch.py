@@ -17,12 +17,11 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from algorithms import train
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Experience, Rows, ScoredRows
@@ -40,7 +39,7 @@ from agent_rl.runs.metrics import Row, read_metrics
 OUT = Path("runs") / "mismatch"
 FORMATS = ["float32", "bfloat16", "float8", "int4"]
 ENV = "calculator-v0"
-COMMON = ["model=tiny_moe", "threads=1", "eval.n=256", "eval.every=0", "rollout.groups=8"]
+COMMON = [f"env={ENV}", "model=tiny_moe", "threads=1", "eval.n=256", "eval.every=0", "rollout.groups=8"]
 WARM = ["steps=0", "warm_start.demonstrations=3000", "warm_start.clone_steps=200"]
 TREATMENTS = {
     "bypass": ["algorithm.proximal=rollout"],
@@ -77,7 +76,7 @@ def main() -> None:
         )
     hf_logging.disable_progress_bar()
     common = [*COMMON, *options.overrides]
-    warm = {seed: train("warm", seed, [*WARM, *common]) for seed in options.seeds}
+    warm = {seed: train("warm", seed, [*WARM, *common], OUT) for seed in options.seeds}
     if not options.no_gaps:
         print_gaps([f for f in options.formats if f != "float32"], list(warm.values()))
     treatments = {f: options.treatments if f != "float32" else ["bypass"] * bool(options.treatments) for f in FORMATS}
@@ -87,23 +86,12 @@ def main() -> None:
         for weights, treatment in wanted:
             start = [f"start_from={warm[seed] / 'checkpoint'}", f"steps={options.steps}", f"rollout.weights={weights}"]
             chosen = TREATMENTS.get(treatment, [f"algorithm={treatment}"])
-            folder = train(f"{weights}-{treatment}", seed, [*chosen, *start, *common])
+            folder = train(f"{weights}-{treatment}", seed, [*chosen, *start, *common], OUT)
             runs[weights, treatment].append(folder)
     print_results(runs)
     print_standing(runs, options.presets)
     if options.figure:
         draw(runs, options.figure)
-
-
-def train(name: str, seed: int, settings: list[str]) -> Path:
-    """Train in its own process and folder; reuse a finished run."""
-    parent = OUT / f"{name}-{seed}"
-    done = parent / "latest" / "summary.json"
-    if not done.exists():
-        command = [sys.executable, "-m", "agent_rl", "train", f"env={ENV}", f"seed={seed}", f"runs_dir={parent}"]
-        subprocess.run([*command, *settings], check=True, stdout=subprocess.DEVNULL)
-        print(f"finished {name}, seed {seed}", file=sys.stderr, flush=True)
-    return done.parent.resolve()
 
 
 def print_gaps(formats: Sequence[WeightFormat], warm: Sequence[Path]) -> None:
@@ -130,7 +118,7 @@ def load(folder: Path, weights: WeightFormat) -> Actor:
 
 def settings() -> TrainConfig:
     """Return the settings shared by all runs."""
-    return load_config("backend/embedded", TrainConfig, [f"env={ENV}", *COMMON])
+    return load_config("backend/embedded", TrainConfig, COMMON)
 
 
 def probe(actor: Actor) -> dict[str, float]:
