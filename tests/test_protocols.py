@@ -34,6 +34,7 @@ class Coin:
 @pytest.mark.parametrize("game", [Coin, Coin(50), lambda sides=9: Coin(sides)])
 def test_gem_objects_play_their_own_random_numbers(game: object) -> None:
     ar.register("protocols-test/coin-v0")(type("Tossed", (ar.from_gem(game),), {}))
+    ar.run("protocols-test/coin-v0", "random")  # imports rich, which draws
     state = random.getstate()
     alone = [ar.run("protocols-test/coin-v0", "random", n=n)[-1] for n in (1, 2, 3, 4)]
     together = ar.run("protocols-test/coin-v0", "random", n=4)
