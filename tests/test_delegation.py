@@ -28,11 +28,14 @@ from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.tool import tool
 from agent_rl.policy import TokenPolicy
+from agent_rl.policy.baselines import nothing_policy
 from agent_rl.policy.delegation import ALONE, EXHAUSTED, SILENT, TASKLESS, Delegation
 from agent_rl.policy.interruption import Interruption, interruptions
+from agent_rl.policy.shortening import Shortening
+from agent_rl.replay.fork import fork_jobs
 from agent_rl.rollout import continuation, run_episode, run_jobs
 from agent_rl.rollout.evaluation import rollout_metrics
-from agent_rl.rollout.job import Job
+from agent_rl.rollout.job import Job, prefix_of
 from agent_rl.store.codec import dump_line, load_line
 from tests.doubles import CALL, Dice, UnprovenRenderer, dice_spec, run_dice, sampled, small_renderer
 from tests.engines import DEVICE, TINY, assert_sampled_in, shaken
@@ -47,10 +50,14 @@ def delegate(*tasks: str, **arguments: object) -> Message:
     return Message("assistant", tool_calls=(*calls, *([ToolCall("x", "delegate", arguments)] if arguments else [])))
 
 
-def played(*replies: str | Message, rule: Delegation = Delegation(), **job: object) -> Episode:  # noqa: B008 - frozen
+def delegating(*replies: str | Message, rule: Delegation = Delegation()) -> TokenPolicy:  # noqa: B008 - frozen
     messages = [Message("assistant", r) if isinstance(r, str) else r for r in replies]
     engine = ScriptedEngine(sampled(RENDERER.reply(m) for m in messages))
-    return run_dice(TokenPolicy(engine, RENDERER, SamplingParams(max_tokens=512), delegate=rule), **job)
+    return TokenPolicy(engine, RENDERER, SamplingParams(max_tokens=512), delegate=rule)
+
+
+def played(*replies: str | Message, rule: Delegation = Delegation(), **job: object) -> Episode:  # noqa: B008 - frozen
+    return run_dice(delegating(*replies, rule=rule), **job)
 
 
 def text(episode: Episode, trajectory: int) -> str:
@@ -249,11 +256,59 @@ def test_caller_that_waited_keeps_each_route_once(interrupt: Interruption | None
     np.testing.assert_array_equal(routes[:-1], router_choices(model, caller.token_ids[:-1].tolist()))
 
 
-def test_continuation_from_a_sub_agents_turn_is_refused() -> None:
-    episode = played(delegate("roll once"), CALL, "it is 5", CALL, "6", cls=Patient, snapshots=True, task={})
-    with pytest.raises(ConfigError, match="a sub-agent replied in turn 0"):
-        continuation(dice_spec(Patient), episode, 0, 1)
-    assert continuation(dice_spec(Patient), episode, 2, 1).branch is not None
+def test_continuation_amid_a_sub_agents_work_is_refused() -> None:
+    episode = played(delegate("roll once"), CALL, CALL, "it is 5", CALL, "6", cls=Patient, snapshots=True, task={})
+    with pytest.raises(ConfigError, match="a sub-agent was at work before turn 1"):
+        continuation(dice_spec(Patient), episode, 1, 1)
+    caller, _ = episode.trajectories
+    for turn in (0, 2):
+        policy = delegating(CALL, "6")
+        again = asyncio.run(run_episode(continuation(dice_spec(Patient), episode, turn, 1), policy))
+        seen = caller.before(turn).tolist()
+        assert again.trajectories[0].token_ids.tolist()[: len(seen)] == seen and len(again.trajectories) == 1
+
+
+def test_fork_begins_where_the_caller_replied() -> None:
+    replies = [CALL, delegate("roll once"), CALL, CALL, "it is 5", CALL, "6"]
+    episode = load_line(dump_line(played(*replies, id="whole")))
+    caller, _ = episode.trajectories
+    for turn, left in ((0, replies), (1, replies[1:]), (3, [CALL, "6"]), (4, ["6"])):
+        (job,) = fork_jobs(dice_spec(), episode, turn)
+        again = asyncio.run(run_episode(job, delegating(*left)))
+        assert again.messages == episode.messages and again.trajectories[0].token_ids.tolist() == (
+            caller.token_ids.tolist()
+        )
+    (job,) = fork_jobs(dice_spec(), episode, 2)
+    error = asyncio.run(run_episode(job, delegating("6"))).error
+    assert error is not None and "a sub-agent was at work before turn 2 of episode 'whole'" in error.message
+    assert asyncio.run(run_episode(job, nothing_policy())).error is None, "who reads messages may go on anywhere"
+
+
+@pytest.mark.parametrize(("called", "turns"), [(delegate("roll once"), 3), (delegate("roll", "again"), 1)])
+def test_fork_after_a_budget_continues_the_caller(called: Message, turns: int) -> None:
+    replies = [CALL, called, CALL, "it is 5", CALL, "6"] if turns == 3 else [called, "it is 5", "it is 6", CALL, "6"]
+    whole = played(*replies)
+    cut = played(*replies, budget=Budget(turns=turns), id="cut")
+    (job,) = fork_jobs(dice_spec(), cut, turns)
+    again = asyncio.run(run_episode(job, delegating("6")))
+    assert again.messages == whole.messages
+    assert again.trajectories[0].token_ids.tolist() == whole.trajectories[0].token_ids.tolist()
+    cut = played(called, CALL, budget=Budget(turns=1), id="cut")
+    (job,) = fork_jobs(dice_spec(), cut, 1)
+    error = asyncio.run(run_episode(job, delegating("6"))).error
+    assert error is not None and "a sub-agent was at work before turn 1 of episode 'cut'" in error.message
+
+
+def test_prefix_counts_a_sub_agent_once() -> None:
+    """One whose context was rewritten is still one, and what it answered was sampled before its caller's reply."""
+    rule = Shortening(rule="drop_tool_results", over_tokens=20, keep=0)
+    policy = replace(delegating(delegate("roll once"), CALL, CALL, CALL, "it is 5", "6"), shorten=rule)
+    episode = run_dice(policy)
+    assert sum(t.is_delegated for t in episode.trajectories) > 1
+    prefix = prefix_of(episode, 3, ())
+    assert prefix.agents == 1
+    last = len(RENDERER.reply(Message("assistant", "6")))
+    assert prefix.sampled == sum(t.sampled for t in episode.trajectories) - last
 
 
 def test_sub_agents_of_a_continuation_know_rules_and_count() -> None:

@@ -67,6 +67,14 @@ def test_fork_continues_what_a_budget_cut() -> None:
         fork_jobs(SPEC, PARENT, 5)
 
 
+def test_fork_before_its_parents_own_part_renders_messages() -> None:
+    child = forked(PARENT, 2, token_policy(CALL, "6"))
+    again = forked(child, 1, token_policy(CALL, "6"))
+    (old,), (new,) = PARENT.trajectories, again.trajectories
+    start = old.before(1).tolist()
+    assert new.token_ids[: new.spans[0].stop].tolist() == start and again.messages[:3] == PARENT.messages[:3]
+
+
 def test_fork_renders_messages_of_another_tokenizer() -> None:
     renderer = ChatMLRenderer(train_tokenizer(["roll roll roll die is six"], 470))
     ids = [renderer.reply(Message("assistant", "6"))]

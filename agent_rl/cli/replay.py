@@ -55,7 +55,7 @@ def _report(forked: ForkResult, at_turn: int) -> None:
     else:
         print_episode(first, console)
     if any(len(episode.trajectories) for episode in forked.episodes):
-        kept = "those of its parent, exactly" if forked.keeps_tokens else "rendered from its messages: other tokenizer"
+        kept = "those of its parent, exactly" if forked.keeps_tokens else "rendered from its messages"
         print(f"The tokens before turn {at_turn}: {kept}.")
     view = command("view", str(forked.file), short_id(first.id))
     count = "1 fork" if len(forked.episodes) == 1 else f"{len(forked.episodes)} forks"

@@ -70,13 +70,17 @@ class TokenPolicy:
         """
         return self._begin(tools, seed, prefix)
 
+    def shown(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+        """Return the tools that its prompts show: an environment's, and that of sub-agents."""
+        return tools if self.delegate is None else [*tools, DELEGATE]
+
     def _begin(
         self, tools: Sequence[ToolSpec], seed: int, prefix: Prefix | None = None
     ) -> TokenConversation | DelegatingConversation:
         if self.delegate is None:
             return TokenConversation(self, tools, seed, prefix)
         require_free_name(tools)
-        caller = TokenConversation(self, [*tools, DELEGATE], seed, prefix)
+        caller = TokenConversation(self, self.shown(tools), seed, prefix)
 
         def begin(messages: Sequence[Message], turn: int) -> TokenConversation:
             own = replace(prefix or Prefix((), (), 0), messages=tuple(messages), token_ids=(), turn=turn)

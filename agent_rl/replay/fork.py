@@ -7,7 +7,7 @@ is recorded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from agent_rl.core.episode import Episode, Origin, StepRecord, StopReason
@@ -21,12 +21,24 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy import AnyPolicy, TokenPolicy
 from agent_rl.policy.base import Conversation, EnvPolicy, Prefix
 from agent_rl.policy.baselines import nothing_policy
+from agent_rl.policy.delegation import DELEGATE
 from agent_rl.rendering.base import Renderer
 from agent_rl.replay.compare import compare_answer, compare_messages
 from agent_rl.replay.result import Result, Status
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.episode import EpisodeRun
-from agent_rl.rollout.job import Branch, Call, Job, messages_before, prefix_of, resume_policy
+from agent_rl.rollout.job import (
+    Branch,
+    Call,
+    Job,
+    amid_sub_agent,
+    began_sub_agent,
+    messages_before,
+    prefix_of,
+    require_caller,
+    resume_policy,
+    seen_before,
+)
 from agent_rl.seeds import Stream, rng
 
 _BUDGETS = (StopReason.TURNS, StopReason.TOKENS, StopReason.SECONDS)
@@ -53,17 +65,6 @@ class ReplayedBranch(Branch):
                 f"follows it; fork at turn {turn - 1} or before"
             )
 
-    @property
-    def prefix(self) -> Prefix:
-        """The dialogue before the turn, with what the engine had seen by then, if there was one.
-
-        After the last turn it has no ids: what the environment said there was never rendered.
-        """
-        episode, turn = self.episode, self.turn
-        seen = (ids for t in reversed(episode.trajectories) if (ids := t.before(turn)) is not None)
-        ids = next(seen, None) if turn < episode.turns else None
-        return prefix_of(episode, turn, () if ids is None else tuple(ids.tolist()))
-
     async def reach(self, env: Env, opening: tuple[Message, ...], call: Call) -> None:
         """Step the recorded replies.
 
@@ -89,24 +90,37 @@ class ReplayedBranch(Branch):
         """
         if isinstance(policy, EnvPolicy):
             return policy.start_in(env, self.seed)
-        prefix = self.prefix
-        if isinstance(policy, TokenPolicy):
-            prefix = self._read_by(policy.renderer, env.tools)
-        return resume_policy(policy, env, self.seed, prefix)
+        return resume_policy(policy, env, self.seed, self.prefix_of(policy, env.tools))
 
-    def _read_by(self, renderer: Renderer, tools: Sequence[ToolSpec]) -> Prefix:
-        """Return the prefix, with ids only if they are of a renderer's tokenizer."""
-        episode, prefix = self.episode, self.prefix
-        is_own = wrote_tokens(renderer, episode, tools)
-        if not is_own or prefix.token_ids:
-            return prefix if is_own else replace(prefix, token_ids=())
-        if any(t.before(self.turn) is not None for t in episode.trajectories):  # a summary that left no room
-            return prefix
+    def prefix_of(self, policy: AnyPolicy, tools: Sequence[ToolSpec]) -> Prefix:
+        """Return the dialogue before the turn, with the ids that the engine had seen, if the policy reads such.
+
+        Raises:
+            ConfigError: if a sub-agent was at work.
+        """
+        episode, turn = self.episode, self.turn
+        if not isinstance(policy, TokenPolicy):
+            return prefix_of(episode, turn, seen_before(episode, turn) if turn < episode.turns else ())
+        shown = policy.shown(tools)
+        is_own = wrote_tokens(policy.renderer, episode, shown)
+        return prefix_of(episode, turn, self._seen(policy.renderer, shown) if is_own else ())
+
+    def _seen(self, renderer: Renderer, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
+        """Return the ids before the turn; after the last one with what the environment said there, not rendered yet."""
+        episode, turn = self.episode, self.turn
+        require_caller(episode, turn)
+        seen = seen_before(episode, turn)
+        if turn < episode.turns or began_sub_agent(episode, turn):
+            return seen
+        if seen:  # a summary that left no room
+            return ()
         observed = episode.messages[len(episode.messages) - episode.steps[-1].messages :]
-        before, reply = episode.trajectories[-1].split_reply()
+        before, reply = next(t for t in reversed(episode.trajectories) if not t.is_delegated).split_reply()
+        said = renderer.parse(reply, before, tools) if episode.trajectories[-1].is_delegated else None
+        if said is not None and any(call.name == DELEGATE.name for call in said.tool_calls):
+            raise amid_sub_agent(episode, turn)
         bridge = renderer.bridge(before, reply, observed, tools)
-        ids = (*before, *reply, *bridge.closing, *bridge.ids) if bridge is not None else ()
-        return replace(prefix, token_ids=ids)
+        return () if bridge is None else (*before, *reply, *bridge.closing, *bridge.ids)
 
 
 def wrote_tokens(renderer: Renderer, episode: Episode, tools: Sequence[ToolSpec]) -> bool:
@@ -171,8 +185,8 @@ def fork_group(episode: Episode, at_turn: int, seed: int = 0) -> str:
     return f"{episode.id}-turn{at_turn}" + (f"-seed{seed}" if seed else "")
 
 
-async def verify_prefix(job: Job) -> None:
-    """Replay what comes before a fork, in an environment of its own.
+async def verify_prefix(job: Job) -> Sequence[ToolSpec]:
+    """Replay what comes before a fork, in an environment of its own; return its tools.
 
     Raises:
         ReplayError: with the first difference.
@@ -182,6 +196,7 @@ async def verify_prefix(job: Job) -> None:
     try:
         opening = await run.call("reset", env.reset, own_task(job.task), rng(Stream.ENVIRONMENT, job.seed))
         await job.branch.reach(env, messages_of(cast(Observation, opening)), run.call)
+        return env.tools
     except AgentRLError:
         raise
     except Exception as error:  # the environment's own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import AnyPolicy, Conversation, Prefix, Resumable
 
 Call: TypeAlias = Callable[..., Awaitable[object]]
@@ -30,7 +31,7 @@ class Branch:
 
     Raises:
         ConfigError: if there was no such turn, no snapshot was taken before it, or the policy sampled nothing in it, or
-            a sub-agent did.
+            only a sub-agent did.
     """
 
     episode: Episode
@@ -51,11 +52,7 @@ class Branch:
             raise ConfigError(
                 f"episode {episode.id!r} sampled no token in turn {turn}: continue it where it did, or its parent"
             )
-        if any(t.is_delegated and t.before(turn) is not None for t in episode.trajectories):
-            raise ConfigError(
-                f"a sub-agent replied in turn {turn} of episode {episode.id!r}, whose caller can't be brought back: "
-                "continue it before that turn, or after the sub-agent's answer"
-            )
+        require_caller(episode, turn)
 
     @property
     def snapshot(self) -> object:
@@ -68,15 +65,16 @@ class Branch:
         opening = len(messages_before(self.episode, 0))
         return sum(len(m.tool_calls) for m in messages_before(self.episode, self.turn)[opening:])
 
-    @property
-    def prefix(self) -> Prefix:
-        """The dialogue before the turn. In a fork it is the fork's ids: those that the engine had seen by then.
+    def prefix_of(self, policy: AnyPolicy, tools: Sequence[ToolSpec]) -> Prefix:
+        """Return the dialogue before the turn. In a fork it is the fork's ids: those that the engine had seen by then.
 
-        A turn that began with a summary is continued after it.
+        A turn that began with a summary, or a sub-agent's answer, is continued after it.
+
+        Args:
+            policy: who continues.
+            tools: the environment's.
         """
-        episode, turn = self.episode, self.turn
-        seen = next(ids for t in reversed(episode.trajectories) if (ids := t.before(turn)) is not None)
-        return prefix_of(episode, turn, tuple(seen.tolist()))
+        return prefix_of(self.episode, self.turn, seen_before(self.episode, self.turn))
 
     async def reach(self, env: Env, opening: tuple[Message, ...], call: Call) -> None:
         """Bring a fresh environment, which was reset, to what it was before the turn.
@@ -94,7 +92,7 @@ class Branch:
         Raises:
             PolicyError: if the policy can't continue.
         """
-        return resume_policy(policy, env, self.seed, self.prefix)
+        return resume_policy(policy, env, self.seed, self.prefix_of(policy, env.tools))
 
 
 def resume_policy(policy: AnyPolicy, env: Env, seed: int, prefix: Prefix) -> Conversation:
@@ -116,9 +114,59 @@ def messages_before(episode: Episode, turn: int) -> tuple[Message, ...]:
 
 def prefix_of(episode: Episode, turn: int, token_ids: tuple[int, ...]) -> Prefix:
     """Return the dialogue before the policy's reply of a turn, given the ids that the engine had seen by then."""
-    agents = sum(t.is_delegated and any(span.turn < turn for span in t.spans[:1]) for t in episode.trajectories)
+    agents = {first for first, began in _sub_agents(episode) if 0 <= began < turn}
     messages, sampled = messages_before(episode, turn), _sampled_before(episode, turn)
-    return Prefix(messages, token_ids, turn, sampled, episode.seed, agents)
+    return Prefix(messages, token_ids, turn, sampled, episode.seed, len(agents))
+
+
+def seen_before(episode: Episode, turn: int) -> tuple[int, ...]:
+    """Return the ids that the engine had seen before the policy's reply of a turn; none if it sampled nothing in it."""
+    at = _context(episode, turn)
+    ids = None if at is None else episode.trajectories[at].before(turn)
+    return () if ids is None else tuple(ids.tolist())
+
+
+def require_caller(episode: Episode, turn: int) -> None:
+    """Refuse a turn in which a sub-agent sampled, and its caller did not.
+
+    Raises:
+        ConfigError: if it is one.
+    """
+    if _context(episode, turn) is None and any(t.before(turn) is not None for t in episode.trajectories):
+        raise amid_sub_agent(episode, turn)
+
+
+def amid_sub_agent(episode: Episode, turn: int) -> ConfigError:
+    """Return the error about a turn before which a sub-agent was at work."""
+    return ConfigError(
+        f"a sub-agent was at work before turn {turn} of episode {episode.id!r}, and its caller can't be brought back: "
+        "continue it where the sub-agent was called, or after its answer"
+    )
+
+
+def began_sub_agent(episode: Episode, turn: int) -> bool:
+    """Return whether a sub-agent was called in a turn."""
+    return any(began == turn for _, began in _sub_agents(episode))
+
+
+def _sub_agents(episode: Episode) -> list[tuple[int, int]]:
+    """Return whose each trajectory is: a sub-agent's first one and the turn of its call; -1 and -1 of the caller's."""
+    trajectories, found = episode.trajectories, list[tuple[int, int]]()
+    for at, trajectory in enumerate(trajectories):
+        fork, spans = trajectory.forked_from, trajectory.spans
+        if fork is None or not fork.delegated or not spans:
+            found.append((-1, -1))
+        else:
+            found.append(found[fork.parent] if trajectories[fork.parent].is_delegated else (at, spans[0].turn))
+    return found
+
+
+def _context(episode: Episode, turn: int) -> int | None:
+    """Return which trajectory, none of a sub-agent, a turn's reply began in; None if nothing was sampled there."""
+    agents, trajectories = _sub_agents(episode), episode.trajectories
+    until = next((at for at, (_, began) in enumerate(agents) if began == turn), len(agents))
+    own = (at for at in reversed(range(until)) if not trajectories[at].is_delegated)
+    return next((at for at in own if trajectories[at].before(turn) is not None), None)
 
 
 def _sampled_before(episode: Episode, turn: int) -> int | None:
@@ -126,16 +174,17 @@ def _sampled_before(episode: Episode, turn: int) -> int | None:
 
     None of a continuation, which does not hold what its parent sampled.
     """
-    trajectories = episode.trajectories
+    trajectories, agents = episode.trajectories, _sub_agents(episode)
     if episode.parent is not None and trajectories:
         return None
-    replied = max((i for i, t in enumerate(trajectories) if t.before(turn) is not None), default=0)
+    replied = _context(episode, turn) or 0
     return sum(
         span.stop - span.start
         for i, trajectory in enumerate(trajectories)
         for span in trajectory.spans
-        # a turn's summary is in an earlier trajectory than its reply
-        if span.source is Source.POLICY and (span.turn < turn or (span.turn == turn and i < replied))
+        # a turn's summary is in an earlier trajectory than its reply, a sub-agent's answer in a later one
+        if span.source is Source.POLICY
+        and (span.turn < turn or (span.turn == turn and (i < replied or 0 <= agents[i][1] < turn)))
     )
 
 

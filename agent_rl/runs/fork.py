@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from pydantic import Field
 
 from agent_rl.concurrency import CallingThread
@@ -130,7 +129,7 @@ def start_fork(
 
     Raises:
         StoreError: if there is no such file or episode.
-        ConfigError: if there is no such turn or policy.
+        ConfigError: if there is no such turn or policy, or the policy's tokens are of a sub-agent there.
         ReplayError: if the environment no longer says what it said before the turn.
     """
     parent = find_episode(path, episode_id)
@@ -144,7 +143,7 @@ def start_fork(
     stored = samples_of(out, fork_group(parent, at_turn, settings.seed))
     first = max(stored, default=-1) + 1
     jobs = fork_jobs(env, parent, at_turn, n=settings.n, first=first, seed=settings.seed, budget=budget)
-    asyncio.run(verify_prefix(jobs[0]))
+    tools, branch = asyncio.run(verify_prefix(jobs[0])), jobs[0].branch
     turns = "1 turn" if at_turn == 1 else f"{at_turn} turns"
     progress.say(f"Replayed {turns} of the episode: the same as recorded.")
     params = sampling_of(settings.policy, settings.temperature, settings.max_tokens, progress)
@@ -153,6 +152,7 @@ def start_fork(
     else:
         chosen = open_policy(settings.policy, params, env)
     with chosen as policy, run_judge(settings.judge, env, out.parent):
+        keeps_tokens = bool(policy and branch and branch.prefix_of(policy, tools).token_ids)
         out.parent.mkdir(parents=True, exist_ok=True)
         if not out.exists():
             save_config(out.parent, settings.model_copy(update={"imports": imports}), out.with_suffix(".yaml").name)
@@ -161,16 +161,7 @@ def start_fork(
                 episodes = _ask_person(jobs, writer)
             else:
                 episodes = asyncio.run(_store(jobs, policy, settings.concurrency, writer, progress))
-    return ForkResult(out, parent, tuple(episodes), _keep_tokens(parent, at_turn, episodes))
-
-
-def _keep_tokens(parent: Episode, at_turn: int, children: Sequence[Episode]) -> bool:
-    """Return whether forks begin with the token ids that the engine had seen in their parent."""
-    seen = (ids for t in reversed(parent.trajectories) if (ids := t.before(at_turn)) is not None)
-    last = parent.trajectories[-1].token_ids if parent.trajectories else None  # of a fork after the last turn
-    ids = next(seen, last)
-    firsts = [trajectory.token_ids for child in children for trajectory in child.trajectories[:1]]
-    return ids is not None and all(np.array_equal(first[: len(ids)], ids) for first in firsts)
+    return ForkResult(out, parent, tuple(episodes), keeps_tokens)
 
 
 def _ask_person(jobs: Sequence[Job], writer: EpisodeWriter) -> list[Episode]:
