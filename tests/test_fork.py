@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import agent_rl as ar
 from agent_rl.cli import main
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.messages import Message
@@ -17,6 +18,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.errors import ConfigError, ReplayError
 from agent_rl.gym.budget import Budget
+from agent_rl.gym.registry import spec
 from agent_rl.policy import AnyPolicy, TokenPolicy
 from agent_rl.rendering.chatml import ChatMLRenderer
 from agent_rl.rendering.tokenizer import train_tokenizer
@@ -114,6 +116,15 @@ def test_fork_refuses_a_prefix_that_differs(change: dict[str, object], found: st
     job = fork_jobs(SPEC, replace(PARENT, **change), 2)[0]  # type: ignore[arg-type]
     with pytest.raises(ReplayError, match=f"episode 'first' does not replay: {found}"):
         asyncio.run(verify_prefix(job))
+
+
+def test_fork_refuses_one_players_part_of_a_match() -> None:
+    first, second = ar.run("nim-v0", ["demonstrator", "demonstrator"])
+    alone = ar.run("nim-v0", "demonstrator", env_args={"seat": 1})[0]
+    for episode in (first, second):
+        with pytest.raises(ConfigError, match=r"is one player's of a match, .* fork one that was played"):
+            fork_jobs(spec("nim-v0"), episode, 0)
+    assert len(fork_jobs(spec("nim-v0"), alone, 0)) == 1
 
 
 def test_fork_refuses_an_environment_that_breaks() -> None:

@@ -23,6 +23,7 @@ from agent_rl.policy.base import Conversation, EnvPolicy, Prefix
 from agent_rl.policy.baselines import nothing_policy
 from agent_rl.policy.delegation import DELEGATE
 from agent_rl.rendering.base import Renderer
+from agent_rl.replay.companions import is_of_match
 from agent_rl.replay.compare import compare_answer, compare_messages
 from agent_rl.replay.result import Result, Status
 from agent_rl.rollout.closing import close_env
@@ -158,8 +159,13 @@ def fork_jobs(
         budget: instead of the environment's own.
 
     Raises:
-        ConfigError: if there is no such turn, or the budget leaves none.
+        ConfigError: if there is no such turn, the budget leaves none, or other players had a part in the episode.
     """
+    if is_of_match(episode, spec):
+        raise ConfigError(
+            f"episode {episode.id!r} is one player's of a match, whose other players can't be brought back: fork one "
+            f"that was played against {spec.id} itself"
+        )
     seeds = {i: episode_seed(seed, {"fork": episode.id, "turn": at_turn}, i) for i in range(first, first + n)}
     branches = {sample: ReplayedBranch(episode, at_turn, of_sample) for sample, of_sample in seeds.items()}
     limit = (budget or spec.budget).turns
