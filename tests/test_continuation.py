@@ -224,7 +224,7 @@ def test_continuation_reports_broken_hooks():
     assert lost.parent == ("first", 1)
     scripted = then(play("6"), PARENT, 1)
     assert scripted.error is not None and scripted.error.where == "policy"
-    assert "Scripted can't continue from token ids" in scripted.error.message
+    assert "Scripted can't continue an episode: it has no resume" in scripted.error.message
     shy = first(replying("6"), cls=Dice)
     assert shy.error is not None and (shy.error.where, shy.error.type) == ("snapshot", "NotImplementedError")
 

@@ -16,7 +16,7 @@ from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Source
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.scripted import ScriptedEngine
-from agent_rl.errors import ConfigError, ReplayError
+from agent_rl.errors import ConfigError, PolicyError, ReplayError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import spec
 from agent_rl.policy import AnyPolicy, TokenPolicy
@@ -177,6 +177,18 @@ def test_fork_command_continues_with_a_served_model(
     assert asked[-2]["tool_calls"][0]["function"]["name"] == "search" and again[:3] == asked
     (child,) = read_episodes(out)
     assert child.messages[:3] == parent.messages[:3] and child.final_text == "nobody" and child.turns == 3
+
+
+def test_fork_refuses_a_policy_that_only_starts(stored: Path, tmp_path: Path) -> None:
+    class Starting:
+        def start(self, tools, seed):
+            raise NotImplementedError
+
+    out, parent = tmp_path / "out.jsonl", next(read_episodes(stored))
+    for turn in (0, 1):
+        with pytest.raises(PolicyError, match=r"Starting can't continue an episode: it has no resume\("):
+            ar.fork(stored, parent.id, turn, Starting(), out=str(out))
+    assert not out.exists()
 
 
 def test_fork_command_refuses_what_no_longer_replays(

@@ -224,10 +224,18 @@ def test_view_refuses_a_folder_for_its_page(file: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("command", [["view", "run", "--serve"], ["serve", "calculator-v0"]])
-def test_port_argument_is_bounded(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("port", ["99999", "-1", "x"])
+def test_port_argument_is_bounded(command: list[str], port: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main([*command, "--port", "99999"])
-    assert "99999 is no port: there are 0 to 65535" in capsys.readouterr().err
+        main([*command, "--port", port])
+    assert f"'{port}' is no port: there are 0 to 65535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["-1", "x", "1.5"])
+def test_count_argument_is_a_whole_number(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["view", "run", "--limit", count])
+    assert f"argument --limit: '{count}' is no whole number from 0 on" in capsys.readouterr().err
 
 
 def test_view_refuses_a_turn_behind_the_last(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,15 +131,15 @@ def _add_filters(parser: argparse.ArgumentParser, limit: str) -> None:
 
 
 def _count(text: str) -> int:
-    if (count := int(text)) < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return count
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
 
 
 def _port(text: str) -> int:
-    if not 0 <= (port := int(text)) < 2**16:
-        raise argparse.ArgumentTypeError(f"{text} is no port: there are 0 to 65535")
-    return port
+    if not text.isdecimal() or int(text) >= 2**16:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: there are 0 to 65535")
+    return int(text)
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:

@@ -101,9 +101,18 @@ def resume_policy(policy: AnyPolicy, env: Env, seed: int, prefix: Prefix) -> Con
     Raises:
         PolicyError: if it can't.
     """
+    return require_resumable(policy).resume(env.tools, seed, prefix)
+
+
+def require_resumable(policy: AnyPolicy) -> Resumable:
+    """Return a policy.
+
+    Raises:
+        PolicyError: if it can't continue an episode.
+    """
     if not isinstance(policy, Resumable):
-        raise PolicyError(f"{type(policy).__name__} can't continue from token ids: it has no resume(...)")
-    return policy.resume(env.tools, seed, prefix)
+        raise PolicyError(f"{type(policy).__name__} can't continue an episode: it has no resume(tools, seed, prefix)")
+    return policy
 
 
 def messages_before(episode: Episode, turn: int) -> tuple[Message, ...]:

@@ -19,11 +19,13 @@ from agent_rl.gym.registry import load_once, spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
 from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy
+from agent_rl.policy.base import EnvPolicy
 from agent_rl.policy.human import HumanPolicy
 from agent_rl.replay.fork import fork_group, fork_jobs, verify_prefix
 from agent_rl.replay.play import play_episode
 from agent_rl.rollout import Job
 from agent_rl.rollout.group import stream_finished
+from agent_rl.rollout.job import require_resumable
 from agent_rl.runs.folder import load_imports, load_imports_beside, save_config
 from agent_rl.runs.rollout import free_folder, sampling_of
 from agent_rl.store.episodes import EpisodeWriter
@@ -92,13 +94,14 @@ def fork(
         path: an episode file or a run's folder.
         episode_id: an id, or a beginning that only one has.
         at_turn: the first turn to be played again, counted from 0; the number of its turns, if a budget ended it.
-        policy: any `Policy`, or the name of one.
+        policy: any that is `Resumable` or a script, or the name of one.
         progress: whether to show it.
         settings: any other setting, by its name in `agent-rl replay fork --help`.
 
     Raises:
         StoreError: if there is no such file or episode.
         ConfigError: if there is no such turn, policy or setting.
+        PolicyError: if the policy has no `resume`.
         ReplayError: if the environment no longer says what it said before the turn.
     """
     given = settings | ({"policy": policy} if isinstance(policy, str) else {})
@@ -130,6 +133,7 @@ def start_fork(
     Raises:
         StoreError: if there is no such file or episode.
         ConfigError: if there is no such turn or policy, or the policy's tokens are of a sub-agent there.
+        PolicyError: if the policy has no `resume`.
         ReplayError: if the environment no longer says what it said before the turn.
     """
     parent = find_episode(path, episode_id)
@@ -152,6 +156,8 @@ def start_fork(
     else:
         chosen = open_policy(settings.policy, params, env)
     with chosen as policy, run_judge(settings.judge, env, out.parent):
+        if policy is not None and not isinstance(policy, EnvPolicy):
+            require_resumable(policy)
         keeps_tokens = bool(policy and branch and branch.prefix_of(policy, tools).token_ids)
         out.parent.mkdir(parents=True, exist_ok=True)
         if not out.exists():
