@@ -64,6 +64,17 @@ def test_report_shows_the_same_tasks_before_and_after(tmp_path: Path) -> None:
     assert [e.seed for e in before] == [0, 1] and sorted(e.seed for e in after) == [0, 1]
 
 
+def test_report_shows_a_task_once_however_it_was_sampled(tmp_path: Path) -> None:
+    verl_run(tmp_path)
+    with EpisodeWriter(tmp_path) as store:
+        for step in (0, 2):
+            for seed in range(4):
+                id, task = f"eval-{step:05d}-greedy-{seed:04d}", {"text": str(seed)}
+                store.write(example_episode(id, origin=Origin("eval", "eval", step, greedy=True), seed=seed, task=task))
+    page = write_reports(tmp_path, VERL, {}).read_text()
+    assert "No episode of this task" not in page and "greedy-0000" not in page and page.count("-sampled-0000") == 2
+
+
 def test_report_of_a_run_without_evaluations_is_written(tmp_path: Path) -> None:
     MetricsFile(tmp_path).close()
     EpisodeWriter(tmp_path).close()

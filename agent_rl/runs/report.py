@@ -132,16 +132,16 @@ def learning_curve(rows: Metrics, *, narrow: bool = False) -> str:
 
 
 def _evaluated(folder: Path, config: RunConfig, step: int, seeds: Sequence[int] = ()) -> Iterator[Episode]:
-    """Yield an evaluation's episodes as stored, or one for each seed: sampled ones, which are stored first."""
-    wanted = set(seeds)
+    """Yield an evaluation's first episode for each seed, or for each of some: sampled ones, which are stored first."""
+    found = set[int]()
     for episode in read_episodes(folder / EPISODES):
         origin = episode.origin
-        if (origin.purpose, origin.split, origin.step) != ("eval", config.eval.split, step):
+        if (origin.purpose, origin.split, origin.step) != ("eval", config.eval.split, step) or episode.seed in found:
             continue
-        if not seeds or episode.seed in wanted:
+        if not seeds or episode.seed in seeds:
+            found.add(episode.seed)
             yield episode
-            wanted.discard(episode.seed)
-        if seeds and not wanted:
+        if seeds and len(found) == len(seeds):
             return
 
 
