@@ -174,6 +174,32 @@ def test_fork_asks_a_person(
     assert "is the parent's: it can't be taken back" in capsys.readouterr().out
 
 
+def test_fork_that_a_person_quits_at_once_stores_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "a.jsonl", tmp_path / "forks.jsonl"
+    assert play(monkeypatch, "/call search x\nnobody\n", "search-v0", f"out={file}") == 0
+    (parent,) = read_episodes(file)
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/quit\n"))
+    assert main(["replay", "fork", str(file), parent.id, "--at-turn", "1", "policy=human", f"out={out}"]) == 0
+    assert "Nothing was played, so nothing is stored." in capsys.readouterr().out and not [*read_episodes(out)]
+
+
+def test_play_says_what_breaks_before_the_first_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Unopened(ar.Env):
+        """Never opens."""
+
+        def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
+            raise KeyError("no such thing")
+
+    ar.register("unopened-v0", tasks=[{}])(Unopened)
+    assert play(monkeypatch, "x\n", "unopened-v0", f"out={tmp_path}/none.jsonl") == 1
+    assert "unopened-v0: reset raised KeyError: 'no such thing'" in capsys.readouterr().err
+
+
 ENV = '''
 import agent_rl as ar
 

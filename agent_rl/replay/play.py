@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from agent_rl.core.episode import Episode, EpisodeGroup, StopReason
+from agent_rl.errors import InfrastructureError
 from agent_rl.gym.env import Env
 from agent_rl.policy.human import HumanPolicy, QuitError, UndoError
 from agent_rl.replay.fork import ReplayedBranch
@@ -51,14 +52,17 @@ async def play_episode(job: Job, policy: HumanPolicy, say: Callable[[str], objec
         job: what to play, from its beginning or from a branch.
         policy: the person.
         say: shows the person a note.
+
+    Raises:
+        InfrastructureError: if the episode failed before the person's first reply.
     """
-    parent = (job.branch.episode.id, job.branch.turn) if job.branch else None
+    parent, own = ((job.branch.episode.id, job.branch.turn), job.branch.turn) if job.branch else (None, 0)
     while True:
         run = PlayedRun(job, policy)
         episode = await run.play()
         if not isinstance(run.left, UndoError):
             break
-        if parent is not None and episode.turns <= parent[1]:
+        if parent is not None and episode.turns <= own:
             say("the reply before is the parent's: it can't be taken back")
             turn = episode.turns
         else:
@@ -66,7 +70,9 @@ async def play_episode(job: Job, policy: HumanPolicy, say: Callable[[str], objec
         whole = replace(episode, stop_reason=StopReason.TURNS)
         job = replace(job, branch=ReplayedBranch(whole, turn, job.seed) if turn else None)
     has_quit = run.left is not None
-    if not episode.turns:
+    if episode.turns <= own:
+        if (error := episode.error) is not None:
+            raise InfrastructureError(f"{episode.env}: {error.where} raised {error.type}: {error.message}")
         return Played(None, has_quit)
     (group,) = await score_groups([EpisodeGroup(episode.group_id, (replace(episode, parent=parent),))], job.spec)
     return Played(group.episodes[0], has_quit)
