@@ -97,7 +97,17 @@ def test_broken_environments_are_many() -> None:
     assert len(BROKEN) >= 30 and len({check for _, check in BROKEN.values()}) >= 17
 
 
-@pytest.mark.parametrize("cls", [Vault, Text])
+class ShowsAnExample(Vault):
+    """Opens with a dialogue of another vault."""
+
+    def reset(self, task, rng):
+        asked = ar.Message("user", super().reset(task, rng))
+        shown = ar.Message("assistant", tool_calls=(ar.ToolCall("shown", "look", {"box": 77}),))
+        found = ar.Message("tool", "ABC", tool_call_id="shown")
+        return [ar.Message("user", "Which code is in box 77?"), shown, found, asked]
+
+
+@pytest.mark.parametrize("cls", [Vault, Text, ShowsAnExample])
 def test_check_passes_sound_environments(cls: type[ar.Env]) -> None:
     states = random.getstate(), np.random.get_state()[1].tolist()
     report = checked(spec_of(cls))

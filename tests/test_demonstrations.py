@@ -98,6 +98,24 @@ def test_stored_episodes_are_demonstrations(tmp_path: Path) -> None:
         config(tmp_path, start_from="model", warm_start={"episodes": str(file), "clone_steps": 0})
 
 
+def test_examples_in_an_opening_are_not_played_again(tmp_path: Path) -> None:
+    class Shown(Bare):
+        def reset(self, task: ar.Task, rng: np.random.Generator) -> list[ar.Message]:  # type: ignore[override]
+            example = [ar.Message("user", "what does the bed cost"), ar.Message("assistant", "3")]
+            return [*example, ar.Message("user", super().reset(task, rng))]
+
+        def oracle(self) -> ar.Script:
+            call = ar.ToolCall("call_0", "price", {"item": self.item})
+            (found,) = yield ar.Message("assistant", tool_calls=(call,))
+            yield found.content
+
+    ar.register("shown-v0", tasks={"train": [{"item": "lamp"}]})(Shown)
+    with ar.EpisodeWriter(tmp_path / "episodes.jsonl") as writer:
+        writer.write(ar.run("shown-v0", "oracle")[0])
+    (again,) = stored_demonstrations(ar.spec("shown-v0"), str(tmp_path), 1)
+    assert again.final_text == "4" and again.turns == 2
+
+
 def test_pretrained_models_have_their_own_warm_start() -> None:
     def load(*settings: str) -> TrainConfig:
         return load_config("backend/embedded", TrainConfig, settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -87,6 +87,16 @@ def test_sft_rows_have_a_loss_on_sampled_tokens_once() -> None:
     assert [row.get("loss_mask") for row in rows] == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0, 1], None]
     assert rows[1]["labels"] == [*[IGNORED] * 6, 13]
     assert [m.get("weight") for m in rows[2]["messages"]] == [None, None, 1, None, None, 1]  # type: ignore[union-attr, index]
+
+
+def test_examples_in_an_opening_are_no_replies() -> None:
+    shown = (MESSAGES[0], Message("user", "1?"), Message("assistant", "1"), *MESSAGES[1:])
+    (row,) = LINES["sft"]([talked(messages=shown, trajectories=())])
+    assert [m["weight"] for m in row["messages"] if m["role"] == "assistant"] == [0, 1, 1]  # type: ignore[union-attr, index]
+    (row,) = LINES["atif"]([talked(messages=shown, trajectories=(sampled([11, 12], at=0, prompt=[1, 2, 3]),))])
+    example, first, _ = (step for step in cast("Any", row["steps"]) if step["source"] == "agent")
+    assert "metrics" not in example and first["metrics"]["completion_token_ids"] == [11, 12]
+    assert first["extra"]["reward"] == 0.5
 
 
 def test_preferences_are_the_best_and_worst_of_a_group() -> None:

@@ -16,6 +16,7 @@ from agent_rl.core.display import from_here
 from agent_rl.core.episode import Episode, Outcome
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.trajectory import FinishReason, Trajectory
+from agent_rl.core.turns import replies
 from agent_rl.errors import PolicyError
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
@@ -164,7 +165,7 @@ class Bench:
 
     async def play_again(self, *episodes: Episode) -> list[Episode | None]:
         """Run episodes with the recorded replies, turn by turn together."""
-        policies = (Replay([m for m in e.messages if m.role == "assistant"]) for e in episodes)
+        policies = (Replay(replies(e)) for e in episodes)
         jobs = (replace(self.job(e.task), seed=e.seed) for e in episodes)
         return [*await asyncio.gather(*map(self.play, jobs, policies))]
 

@@ -15,6 +15,7 @@ from agent_rl.checks.report import place
 from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.messages import Message, Step, own_task
+from agent_rl.core.turns import replies
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.rollout.closing import close_env
 from agent_rl.seeds import OwnRandom, Stream, rng
@@ -113,12 +114,13 @@ async def check_observations(bench: Bench) -> None:
     )
     for episode in bench.ended():
         replied = reply_positions(episode)
-        asked: set[str] = set()
+        first, asked = min(replied, default=len(episode.messages)), set[str]()
         for position, message in enumerate(episode.messages):
-            if position in replied:
+            is_example = message.role == "assistant" and position < first
+            if position in replied or is_example:
                 asked |= {call.id for call in message.tool_calls}
             elif problem := _problem_of(message, asked):
-                where = "reset" if position < min(replied) else "step"
+                where = "reset" if position < first else "step"
                 bench.find("observation", problem, place(bench.cls, where), remedy)
         if 0 in replied:
             problem = "reset returns no message: a policy has nothing to answer"
@@ -130,11 +132,6 @@ def reply_positions(episode: Episode) -> frozenset[int]:
     lengths = [1 + step.messages for step in episode.steps]
     opening = len(episode.messages) - sum(lengths)
     return frozenset(accumulate(lengths[:-1], initial=opening) if lengths else ())
-
-
-def _replies(episode: Episode) -> list[Message]:
-    positions = reply_positions(episode)
-    return [message for position, message in enumerate(episode.messages) if position in positions]
 
 
 def _problem_of(message: Message, asked: set[str]) -> str:
@@ -154,13 +151,13 @@ async def check_end(bench: Bench) -> None:
     for episode in bench.examples():
         if episode.stop_reason is not StopReason.DONE:
             continue
-        replies = _replies(episode)
+        said = replies(episode)
         env = await _opened(bench, episode)
         try:
-            for reply in replies:
+            for reply in said:
                 await maybe_await(env.step(reply))
             try:
-                step = await maybe_await(env.step(replies[-1]))
+                step = await maybe_await(env.step(said[-1]))
             except Exception:
                 continue
         except Exception:  # another check names it
@@ -183,9 +180,8 @@ async def check_snapshots(bench: Bench) -> None:
         bench.skipped["snapshot"] = "not declared: snapshot_attributes, or snapshot and restore"
         return
     for episode in bench.examples():
-        replies = _replies(episode)
         try:
-            problem = await _snapshot_problem(bench, episode, replies)
+            problem = await _snapshot_problem(bench, episode, replies(episode))
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         if problem:
@@ -198,27 +194,27 @@ async def check_snapshots(bench: Bench) -> None:
             )
 
 
-async def _snapshot_problem(bench: Bench, episode: Episode, replies: Sequence[Message]) -> str:
+async def _snapshot_problem(bench: Bench, episode: Episode, said: Sequence[Message]) -> str:
     """Play an episode with a snapshot before each turn, and from each of them, twice; return the first difference."""
     env = await _opened(bench, episode)
     snapshots, states, steps = [], [], []
     try:
-        for reply in replies:
+        for reply in said:
             snapshots.append(await maybe_await(env.snapshot()))
             states.append(await maybe_await(env.state_hash()))
             steps.append(await _step(env, reply))
         scores = await env.score(episode, bench.seconds)
     finally:
         await _close(env)
-    for turn in [*range(len(replies)), 0]:
+    for turn in [*range(len(said)), 0]:
         restored = f"restored before turn {turn + 1}"
         env = await _opened(bench, episode)
         try:
             await maybe_await(env.restore(snapshots[turn]))
-            for later in range(turn, len(replies)):
+            for later in range(turn, len(said)):
                 if (state := await maybe_await(env.state_hash())) != states[later]:
                     return f"{restored}, state_hash says {state!r} before turn {later + 1}, not {states[later]!r}"
-                if (step := await _step(env, replies[later])) != steps[later]:
+                if (step := await _step(env, said[later])) != steps[later]:
                     return f"{restored}, turn {later + 1} gives {_brief(step)}, not {_brief(steps[later])}"
             if (again := await env.score(episode, bench.seconds)) != scores:
                 return f"{restored}, the rewards are {_values(again)}, not {_values(scores)}"

@@ -38,6 +38,11 @@ def turns(episode: Episode) -> Iterator[Turn]:
         yield Turn(len(episode.steps), episode.messages[at:])
 
 
+def replies(episode: Episode) -> tuple[Message, ...]:
+    """Return what the policy said, in its order; replies that the opening shows as an example are none of it."""
+    return tuple(turn.messages[0] for turn in turns(episode) if turn.index is not None and turn.messages)
+
+
 def opening_question(episode: Episode) -> str:
     """Return the beginning of the first user message on one line (not cleaned), or an empty string."""
     asked = next((m.content for m in episode.messages if m.role == "user"), "")

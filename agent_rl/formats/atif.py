@@ -13,6 +13,7 @@ from typing import cast
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Source
+from agent_rl.core.turns import turns
 from agent_rl.formats.chat import text_of
 from agent_rl.rendering.chat_format import as_unicode
 from agent_rl.version import __version__
@@ -47,7 +48,8 @@ def atif_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
 
 
 def _steps(episode: Episode) -> Iterator[dict[str, JSON]]:
-    messages, turn = list(episode.messages), 0
+    messages = list(episode.messages)
+    turn = -sum(message.role == "assistant" for message in next(turns(episode)).messages)  # examples are no turns
     while messages:
         message = messages.pop(0)
         if message.role != "assistant":
@@ -65,7 +67,7 @@ def _agent_step(said: Message, results: Sequence[Message], episode: Episode, tur
     ids = {call.id for call in said.tool_calls}
     errors = {str(m.tool_call_id): m.tool_error.value for m in results if m.tool_error}
     broken = {call.id: call.error for call in said.tool_calls if call.error}
-    reward = episode.steps[turn].reward if turn < len(episode.steps) else None
+    reward = episode.steps[turn].reward if 0 <= turn < len(episode.steps) else None
     extra: dict[str, JSON] = {"reward": reward or None, "tool_errors": errors, "malformed_calls": broken}
     answered: list[JSON] = [
         {"source_call_id": m.tool_call_id if m.tool_call_id in ids else None, "content": as_unicode(m.content)}

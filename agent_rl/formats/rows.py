@@ -24,7 +24,8 @@ def sft_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
     """Yield the token ids of each trajectory with its loss mask: 1 where the policy sampled the token.
 
     `labels` says the same: the ids, and -100 where there is no loss. What a fork shares with the trajectory that it
-    left has its loss there. An episode without token ids is its messages, with a `weight` of 1 for its replies.
+    left has its loss there. An episode without token ids is its messages, with a `weight` of 1 for its replies, and of
+    0 for those that its opening shows as an example.
     """
     for episode in episodes:
         for number, trajectory in enumerate(episode.trajectories):
@@ -33,8 +34,11 @@ def sft_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
             tokens = {"input_ids": ids.tolist(), "loss_mask": mask.astype(int).tolist(), "labels": labels}
             yield {**tokens, "trajectory": number, **_facts(episode)}
         if not episode.trajectories:
-            messages = chat_messages(episode.messages)
-            weighted = [m | ({"weight": 1} if m["role"] == "assistant" else {}) for m in messages]
+            messages, opening = chat_messages(episode.messages), len(next(turns(episode)).messages)
+            weighted = [
+                m | ({"weight": int(at >= opening)} if m["role"] == "assistant" else {})
+                for at, m in enumerate(messages)
+            ]
             yield {"messages": weighted, **_facts(episode)}
 
 

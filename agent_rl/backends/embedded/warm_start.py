@@ -30,6 +30,7 @@ from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.core.episode import Episode, Failure, Origin
 from agent_rl.core.messages import JSON
 from agent_rl.core.trajectory import Trajectory
+from agent_rl.core.turns import replies
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.mixture import assign, members_of
@@ -127,10 +128,8 @@ def stored_demonstrations(
 
 
 def _played_again(env: EnvSpec, episode: Episode, renderer: Renderer | None) -> Job:
-    def replies(env: Env, seed: int) -> Script:
-        for message in episode.messages:
-            if message.role == "assistant":
-                yield message
+    def replied(env: Env, seed: int) -> Script:
+        yield from (reply for reply in replies(episode))  # a generator: observations are sent to it
 
     return Job(
         env,
@@ -140,7 +139,7 @@ def _played_again(env: EnvSpec, episode: Episode, renderer: Renderer | None) -> 
         replace(env.budget, turns=episode.turns),
         episode.env_args,
         origin=Origin("demonstration", episode.origin.split),
-        policy=Scripted(replies, renderer),
+        policy=Scripted(replied, renderer),
     )
 
 
