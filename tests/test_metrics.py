@@ -1,13 +1,15 @@
 """metrics.jsonl: every row once, also after a kill."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agent_rl.runs import metrics
+from agent_rl.runs import metrics, writers
 from agent_rl.runs.metrics import MetricsFile, read_metrics, rewind_metrics
+from agent_rl.runs.writers import Writers
 from tests.runs import untimed
 
 
@@ -72,3 +74,22 @@ def test_wall_time_of_a_resumed_run_goes_on(tmp_path: Path, monkeypatch: pytest.
         assert log.wall_s == 30 * step
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["wall_s"] for row in rows] == [30, 60] and rows.wall_s == 60
+
+
+def test_writers_get_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, int, object]] = []
+    monkeypatch.setattr(writers, "_OPEN", {"wandb": lambda *_: nullcontext(lambda *row: sent.append(row))})
+    for steps in (range(1, 4), range(2, 5)):  # killed after step 3, and resumed from the checkpoint of step 1
+        with MetricsFile(tmp_path, Writers(["wandb"], tmp_path, {}, print)) as log:
+            log.rewind(1)
+            log.write("cloning", 0, {"loss": 3.0})
+            for step in steps:
+                log.write("train", step, {"tokens": np.int64(step), "loss": np.float32(0.5)})
+                log.write("eval", step, {"split": "dev", "sampling": "greedy", "success": 0.5})
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl") if row["kind"] == "train"] == [1, 2, 3, 4]
+    assert [row for row in sent if row[0] == "train"] == [
+        ("train", step, {"tokens": step, "loss": 0.5}) for step in range(1, 5)
+    ]
+    assert [row[:2] for row in sent if row[0] != "train"] == [
+        ("cloning", 0), *(("eval/dev/greedy", step) for step in range(1, 5)),
+    ]  # fmt: skip

@@ -118,15 +118,15 @@ class MetricsFile:
 
     def write(self, kind: str, step: int, values: Mapping[str, Number]) -> None:
         """Append a row, unless the file has it already. What is not finite becomes null."""
-        row: Row = {"kind": kind, "step": step, WALL: round(self.wall_s, 1)}
-        row |= {name: _plain(value) for name, value in values.items()}
+        plain = {name: _plain(value) for name, value in values.items()}
+        row: Row = {"kind": kind, "step": step, WALL: round(self.wall_s, 1), **plain}
         if _key(row) in self._seen:
             return
         self._seen.add(_key(row))
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         if self._writers is not None:
-            self._writers.write(kind, step, values)
+            self._writers.write(kind, step, plain)
 
     def close(self) -> None:
         """Finish what the writers write."""

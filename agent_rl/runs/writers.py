@@ -6,12 +6,13 @@ from then on with one warning, and never ends the run: a curve is not worth a tr
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,8 @@ Write: TypeAlias = Callable[[str, int, Values], object]
 full names."""
 PROJECT = "agent_rl"
 """What runs are filed under, unless the package's own environment variable says otherwise."""
+SENT = "sent_metrics.json"
+"""The last step that a run's writers have of each group: what it takes again after a kill is in their curves."""
 LOGIN_SECONDS = 60
 """How long Weights & Biases may wait for somebody to log in at the terminal."""
 
@@ -59,10 +62,13 @@ class Writers:
             stack = ExitStack()
             if write := self._tried(name, partial(stack.enter_context, _OPEN[name](folder, settings))):
                 self._open[name] = write, stack
+        self._sent = _sent_before(folder / SENT)
 
     def write(self, kind: str, step: int, values: Mapping[str, object]) -> None:
-        """Send a row's finite numbers."""
+        """Send a row's finite numbers, unless the curves are beyond its step."""
         group = "/".join([kind, *(str(values[k]) for k in ("split", "sampling") if k in values)])
+        if not self._open or step <= self._sent.get(group, -1):
+            return
         numbers = {
             name if kind == "train" else f"{group}/{name}": float(value)
             for name, value in values.items()
@@ -70,6 +76,9 @@ class Writers:
         }
         for name, (write, _) in list(self._open.items()):
             self._tried(name, partial(write, group, step, numbers))
+        self._sent[group] = step
+        with suppress(OSError):  # a full disk doubles a point, at worst
+            (self._folder / SENT).write_text(json.dumps(self._sent), encoding="utf-8")
 
     def close(self) -> None:
         """Finish what was begun."""
@@ -85,6 +94,13 @@ class Writers:
             failed = f"{name} gets no more metrics, {type(error).__name__}: {said}; metrics.jsonl has them all"
             warn(self._folder, failed, lambda text: self._say(escape(text)))
             return None
+
+
+def _sent_before(file: Path) -> dict[str, int]:
+    try:
+        return {str(group): int(step) for group, step in json.loads(file.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, AttributeError, TypeError):  # none, or torn by a kill
+        return {}
 
 
 @contextmanager
