@@ -14,6 +14,7 @@ from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.embedded.warm_start import demonstrate, stored_demonstrations
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.config import load_config
+from agent_rl.policy.scripted import Scripted
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
 from tests.doubles import small_renderer
@@ -114,6 +115,21 @@ def test_examples_in_an_opening_are_not_played_again(tmp_path: Path) -> None:
         writer.write(ar.run("shown-v0", "oracle")[0])
     (again,) = stored_demonstrations(ar.spec("shown-v0"), str(tmp_path), 1)
     assert again.final_text == "4" and again.turns == 2
+
+
+def test_unreadable_calls_are_not_played_again(tmp_path: Path) -> None:
+    def stumbles(env: ar.Env, seed: int) -> ar.Script:
+        yield ar.Message("assistant", tool_calls=(ar.ToolCall("call_0", "calculator", error="not valid JSON"),))
+        yield from env.oracle()
+
+    env = ar.spec("calculator-v0")
+    stumbled, smooth = ar.run(env.id, Scripted(stumbles)), ar.run(env.id, "oracle", n=2)
+    assert stumbled[0].success
+    with ar.EpisodeWriter(tmp_path / "episodes.jsonl") as writer:
+        for episode in [*stumbled, smooth[1]]:
+            writer.write(episode)
+    (again,) = stored_demonstrations(env, str(tmp_path), 9, renderer=small_renderer())
+    assert again.task == smooth[1].task
 
 
 def test_pretrained_models_have_their_own_warm_start() -> None:

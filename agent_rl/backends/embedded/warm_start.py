@@ -96,6 +96,8 @@ def stored_demonstrations(
 ) -> list[Episode]:
     """Play the replies of stored episodes again; with token ids if there is a renderer.
 
+    Those with a call that could not be read are left out, as its text is not kept.
+
     Args:
         env: the environment, or a mixture, that they are of; others are passed over.
         path: an episode file or a run's folder.
@@ -114,6 +116,7 @@ def stored_demonstrations(
         for episode in read_episodes(path)
         if episode.env in specs and episode.turns and (episode.success or not successful)
         if task_key(episode.task) not in but
+        if not any(call.error for reply in replies(episode) for call in reply.tool_calls)
     )
     jobs = [_played_again(specs[episode.env], episode, renderer) for episode in islice(fitting, n)]
     played = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
