@@ -132,6 +132,24 @@ def test_unreadable_calls_are_not_played_again(tmp_path: Path) -> None:
     assert again.task == smooth[1].task
 
 
+def test_broken_demonstrations_are_told_with_a_reason(bare: str, tmp_path: Path) -> None:
+    def thinks(env: ar.Env, seed: int) -> ar.Script:
+        yield ar.Message("assistant", "4", reasoning="I know.")
+
+    env = ar.spec(bare)
+    with ar.EpisodeWriter(tmp_path / "episodes.jsonl") as writer:
+        writer.write(ar.run(bare, Scripted(thinks))[0])
+        with pytest.raises(
+            ar.ConfigError, match=r"; 1 of 1 ended in an error, such as RenderError: ChatML has no place"
+        ):
+            stored_demonstrations(env, str(tmp_path), 9, renderer=small_renderer())
+        writer.write(ar.run(bare, Scripted(lambda env, seed: (yield "4")))[0])
+    told: list[str] = []
+    assert len(stored_demonstrations(env, str(tmp_path), 9, renderer=small_renderer(), warn=told.append)) == 1
+    (said,) = told
+    assert "1 of 2 ended in an error, such as RenderError: ChatML has no place for reasoning" in said
+
+
 def test_pretrained_models_have_their_own_warm_start() -> None:
     def load(*settings: str) -> TrainConfig:
         return load_config("backend/embedded", TrainConfig, settings)

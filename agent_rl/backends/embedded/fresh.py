@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from agent_rl.backends.embedded.actor import Actor, actor_of, new_tokenizer
@@ -40,15 +41,23 @@ def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
     return actor_of(replace(env, budget=replace(env.budget, tokens=tokens)), config, model, tokenizer)
 
 
-def demonstrations_of(env: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:
+def demonstrations_of(
+    env: EnvSpec,
+    config: TrainConfig,
+    n: int,
+    renderer: Renderer | None = None,
+    warn: Callable[[str], object] = lambda _: None,
+) -> list[Episode]:
     """Return what a run's warm start learns from: stored episodes, or the environment's own scripts, `n` at most.
+
+    `warn` is told why some of the stored ones are left out.
 
     Raises:
         RenderError: if they show an image.
     """
     if (stored := config.warm_start.episodes) is not None:
         but, successful = evaluated_tasks(config, env), config.warm_start.successful
-        found = stored_demonstrations(env, stored, n, successful=successful, but=but, renderer=renderer)
+        found = stored_demonstrations(env, stored, n, successful=successful, but=but, renderer=renderer, warn=warn)
     else:
         found = demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
     for episode in found:

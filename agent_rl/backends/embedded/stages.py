@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -142,7 +142,8 @@ class LiveRun:
         source = config.warm_start.episodes
         which = "noisy demonstrations that the environment plays itself" if source is None else f"episodes of {source}"
         say(f"[bold]1. Warm start[/bold]: clone {escape(which)}.")
-        demonstrations = demonstrations_of(self.env, config, config.warm_start.demonstrations, actor.renderer)
+        n, told = config.warm_start.demonstrations, partial(warn, self.folder, say=self.say)
+        demonstrations = demonstrations_of(self.env, config, n, actor.renderer, told)
         success = summarise(demonstrations).success
         say(
             f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "

@@ -81,8 +81,12 @@ def _what_broke(env: EnvSpec, episode: Episode, error: Failure) -> str:
     """Return what a demonstration failed with, where and on which task, and how to look for more such."""
     task = json.dumps(episode.task, ensure_ascii=False, default=str)
     look = command("check", env.id, imports=[env.file] if env.file is not None and env.id not in BUILTIN else [])
-    said = f"failed in {error.where}: {error.type}: {error.message[:500]}"
-    return f"a demonstration of {env.id} {clean(said)}; its task is {clean(task[:300])}; look for more with: {look}"
+    said = f"failed in {error.where}: {_said(error)}"
+    return f"a demonstration of {env.id} {said}; its task is {clean(task[:300])}; look for more with: {look}"
+
+
+def _said(error: Failure) -> str:
+    return clean(f"{error.type}: {error.message[:500]}")
 
 
 def stored_demonstrations(
@@ -93,6 +97,7 @@ def stored_demonstrations(
     successful: bool = True,
     but: Container[str] = (),
     renderer: Renderer | None = None,
+    warn: Callable[[str], object] = _log.warning,
 ) -> list[Episode]:
     """Play the replies of stored episodes again; with token ids if there is a renderer.
 
@@ -105,6 +110,7 @@ def stored_demonstrations(
         successful: whether to take only those that succeed, when they were stored and again.
         but: the keys of tasks to leave out.
         renderer: of the model that is to learn from them.
+        warn: is told of those that ended in an error as they were played again.
 
     Raises:
         ConfigError: if there are none.
@@ -121,12 +127,16 @@ def stored_demonstrations(
     jobs = [_played_again(specs[episode.env], episode, renderer) for episode in islice(fitting, n)]
     played = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
     found = [episode for episode in played if episode.error is None and (episode.success or not successful)]
+    broken = [episode.error for episode in played if episode.error is not None]
+    why = f"{len(broken)} of {len(played)} ended in an error, such as {_said(broken[0])}; " if broken else ""
     if not found:
         which = "succeeded, stored and played again, " if successful else "could be played again "
         raise ConfigError(
             f"warm_start.episodes={path}: no episode of {env.id} {which}in a task that the run does not evaluate on; "
-            "`agent-rl play` stores some, warm_start.successful=false takes failures, too"
+            f"{why}`agent-rl play` stores some, warm_start.successful=false takes failures, too"
         )
+    if why:
+        warn(f"warm_start.episodes={path}: played again, {why}they are left out")
     return found
 
 
