@@ -137,6 +137,23 @@ def test_wrong_name_is_suggested() -> None:
         gymnasium.make("agent_rl/calculater-v0")
 
 
+def test_opening_shows_the_replies_of_its_examples() -> None:
+    class Shown(Faulty):
+        async def reset(self, task: ar.Task, rng: np.random.Generator) -> list[ar.Message]:  # type: ignore[override]
+            shown = ar.Message("assistant", "I look.", tool_calls=(ToolCall("a", "look"),))
+            found = ar.Message("tool", "5", tool_call_id="a")
+            asked = ar.Message("user", await super().reset(task, rng))
+            return [ar.Message("user", "Which?"), shown, found, ar.Message("assistant", "It is 5."), asked]
+
+    ar.register("gymnasium-test/shown-v0", tasks={"train": [{"n": 1}]})(Shown)
+    opening, _ = made("gymnasium-test.shown-v0").reset(seed=1)
+    call = f'I look.{OPEN}{{"name":"look","arguments":{{}}}}{CLOSE}'
+    example = f"Which?\n{call}\n<tool_response>\n5\n</tool_response>\nIt is 5.\ntask 1, noise "
+    assert opening.startswith(example)
+    trl = ar.as_trl("gymnasium-test/shown-v0")
+    assert str(trl().reset(**trl.rows(1)[0])).startswith(example)
+
+
 def test_opening_holds_the_schemas_and_calls_are_answered() -> None:
     env = made("calculator-v0", render_mode="ansi")
     opening, info = env.reset(seed=1)

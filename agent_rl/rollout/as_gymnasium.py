@@ -13,7 +13,7 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 
 from agent_rl.core.episode import Episode, Outcome
-from agent_rl.core.messages import JSON, Message, Task, ToolCall
+from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
@@ -123,7 +123,7 @@ class TextEnv(gymnasium.Env[str, str]):
             return None
         game = self._games.latest
         messages = game.run.messages if game else self.episode.messages if self.episode else ()
-        return "\n".join(f"{m.role}: {m.content}{''.join(map(_called, m.tool_calls))}" for m in messages)
+        return "\n".join(f"{m.role}: {m.content}{_calls(m)}" for m in messages)
 
     def close(self) -> None:
         """End what is under way, which the end of this object does, too; `reset` may follow."""
@@ -258,14 +258,13 @@ class SteppedEpisode:
         """Free nothing."""
 
 
-def _called(call: ToolCall) -> str:
-    return OPEN + write_call(call) + CLOSE
+def _calls(message: Message) -> str:
+    return "".join(OPEN + write_call(call) + CLOSE for call in message.tool_calls)
 
 
 def text_of(messages: Sequence[Message]) -> str:
-    """Return messages as the policy reads them, without its own."""
+    """Return messages as the policy reads them; replies that an opening shows are written as actions are."""
     return "\n".join(
-        f"<tool_response>\n{m.content}\n</tool_response>" if m.role == "tool" else m.content
+        f"<tool_response>\n{m.content}\n</tool_response>" if m.role == "tool" else f"{m.content}{_calls(m)}"
         for m in messages
-        if m.role != "assistant"
     )
