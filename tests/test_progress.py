@@ -50,6 +50,13 @@ def test_progress_shows_pairs_without_rollouts() -> None:
     ]  # fmt: skip
 
 
+def test_progress_shows_what_is_cloned_of_stored_episodes() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out, width=200)) as progress:
+        progress.train_step(1, 1, {"train/samples": 8.0, "train/loss": 1.25, "train/entropy": 0.5}, "")
+    assert out.getvalue().split("  ")[2:] == ["cloned 8 rows, loss 1.250", "entropy 0.500 nats\n"]
+
+
 def test_progress_redraws_on_a_terminal() -> None:
     text = shown(terminal=True)
     assert "\x1b" in text and "hello" in text and "5000 sampled tokens/s" in text

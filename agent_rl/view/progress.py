@@ -127,6 +127,8 @@ class Progress:
         if "rewards/margins" in metrics:
             right = f"{metrics['rewards/accuracies']:6.1%} of {metrics['train/pairs']:.0f} the right way round"
             shown["pairs"] = f"{right}, margin {metrics['rewards/margins']:.2f}"
+        elif not shown and "train/loss" in metrics:
+            shown["cloned"] = f"{metrics['train/samples']:.0f} rows, loss {metrics['train/loss']:.3f}"
         shown["entropy"] = f"{metrics['train/entropy']:6.3f} nats" if "train/entropy" in metrics else ""
         shown["held out"] = dev
         if self._live:
