@@ -22,6 +22,7 @@ from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.runs.chat import StreamingEngine
 from agent_rl.store.episodes import read_episodes
+from tests import fake_openai
 from tests.engines import tiny
 from tests.templates import THOUGHTS
 
@@ -90,6 +91,29 @@ def test_tools_of_the_environment_run(types: Types, tmp_path: Path, capsys: pyte
     assert len(episode.messages) == 1 + episode.turns + sum(step.messages for step in episode.steps) + (
         episode.messages[0].role == "system"
     )
+
+
+def test_calls_that_do_not_run_are_answered(
+    types: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called = fake_openai.called(("add", '{"n": 1}', "a"), ("add", "{", "b")).body
+    called["choices"][0]["finish_reason"] = "length"
+
+    def answer(body: fake_openai.Body) -> fake_openai.Answer:
+        made = {call["id"] for m in body["messages"] for call in m.get("tool_calls", ())}
+        if made - {m.get("tool_call_id") for m in body["messages"]}:
+            return fake_openai.failed(400, "tool_calls must be followed by tool messages")
+        return fake_openai.said("well") if made else fake_openai.Answer(called)
+
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    types("hello", "and?")
+    with fake_openai.FakeOpenAI(answer, key="k") as server:
+        asked = [f"policy.base_url={server.url}", "policy.model=m", "env=calculator-v0", f"out={tmp_path / 'out'}"]
+        assert main(["chat", "openai", *asked]) == 0
+    assert "well" in capsys.readouterr().out
+    (episode,) = read_episodes(tmp_path / "out")
+    assert [m.role for m in episode.messages] == ["user", "assistant", "tool", "tool", "user", "assistant"]
+    assert [step.messages for step in episode.steps] == [3, 0]
 
 
 def test_chat_streams_a_checkpoint(

@@ -113,6 +113,8 @@ class ChatRun(EpisodeRun):
     """One conversation under way; its record is an episode without a score."""
 
     left: QuitError | ResetError | None = None
+    refused: tuple[Message, ...] = ()
+    """Answers to calls that did not run: servers and templates take no call without one."""
 
     def __init__(self, job: Job, policy: AnyPolicy, terminal: Terminal, thread: CallingThread) -> None:
         super().__init__(job, policy)
@@ -133,8 +135,9 @@ class ChatRun(EpisodeRun):
                 self.left = left
                 return StopReason.TURNS
             if self.replies > len(self.steps):
-                self.record(1, 0.0, terminated=False, truncated=False)
-            observation += (Message("user", text),)
+                self.record(len(self.refused) + 1, 0.0, terminated=False, truncated=False)
+            observation += (*self.refused, Message("user", text))
+            self.refused = ()
             while observation:
                 self.messages += observation
                 length = conversation.observe(observation)
@@ -151,7 +154,10 @@ class ChatRun(EpisodeRun):
         self.replies += 1
         await self.thread.call(lambda: self.terminal.show(reply.message))
         await self.thread.call(lambda: self.terminal.replied(conversation))
-        if not reply.message.tool_calls or reply.finish_reason is not FinishReason.STOP or not env.tools:
+        if (is_cut := reply.finish_reason is not FinishReason.STOP) or not env.tools:
+            why = "error: the reply was cut, so that the call did not run" if is_cut else "error: there are no tools"
+            self.refused = tuple(Message("tool", why, tool_call_id=c.id, name=c.name) for c in reply.message.tool_calls)
+        if is_cut or not env.tools or not reply.message.tool_calls:
             return ()
         step = await self.call("step", env.step, reply.message)
         said = messages_of(step.observation)
