@@ -19,6 +19,8 @@ from agent_rl.errors import ConfigError, DamagedEpisodeError, StoreError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import task_key
 from agent_rl.rendering import train_tokenizer
+from agent_rl.rendering.config import RendererConfig
+from agent_rl.runs.folder import read_warnings
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
@@ -159,6 +161,15 @@ def test_check_tokens_requires_the_same_tokenizer(folder: Path) -> None:
     other = train_tokenizer(["a quite different text, of which nothing is about sums"] * 50, 480)
     with pytest.raises(ConfigError, match=r"don't read .* with this tokenizer: they were made by another"):
         replace(stored, largest_token=1).check_tokens(len(other), replace(actor, tokenizer=other).decode)
+
+
+def test_is_rendered_by_tells_formats_apart(folder: Path, tmp_path: Path) -> None:
+    stored = index_groups(folder, "calculator-v0", algorithm())
+    assert stored.is_rendered_by(load_actor(folder / "checkpoint", slots=1).renderer)
+    plain = RendererConfig(name="plain")
+    assert not stored.is_rendered_by(load_actor(folder / "checkpoint", slots=1, renderer=plain).renderer)
+    run = start_run(settings(tmp_path, folder, steps=0, renderer=plain.model_dump()), Progress())
+    assert any("prompts end otherwise than this model's renderer" in said for said in read_warnings(run))
 
 
 # --- runs ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent_rl.algorithms.config import learns_from_pairs
 from agent_rl.core.episode import Episode, group_episodes
+from agent_rl.core.trajectory import Source
+from agent_rl.core.turns import turns
 from agent_rl.errors import ConfigError, StoreError
 from agent_rl.gym.tasks import task_key
 from agent_rl.seeds import Stream, rng
@@ -19,6 +22,7 @@ from agent_rl.store.shards import Place, shards_of
 
 if TYPE_CHECKING:
     from agent_rl.algorithms import Algorithm
+    from agent_rl.rendering.base import Renderer
 
 CHECKED = 8
 """Of how many groups the tokens are compared with the text."""
@@ -87,6 +91,12 @@ class StoredGroups:
                         f"episodes={self.file}: the tokens of {episode.id} don't read {said!r} with this tokenizer: "
                         f"they were made by another; {hint}"
                     )
+
+    def is_rendered_by(self, renderer: Renderer) -> bool:
+        """Return whether the first groups' prompts end as a renderer ends them; tools are nearer their beginning."""
+        return all(
+            _ends_alike(e, renderer) for index in range(min(CHECKED, len(self.groups))) for e in self.read(index)
+        )
 
     def save(self, path: Path) -> None:
         """Write the groups' places to a file; a resumed run learns from the same groups, even if the file has grown."""
@@ -168,6 +178,20 @@ def _said(episode: Episode) -> list[str]:
         if not begun or message.role == "assistant":  # an observation may be cut off by the end of the episode
             said += [message.content, *(call.name for call in message.tool_calls)]
     return said
+
+
+def _ends_alike(episode: Episode, renderer: Renderer) -> bool:
+    """Compare what follows the text of an opening's last message, up to the first reply."""
+    if not (opening := next(turns(episode)).messages):
+        return True
+    *before, last = opening
+    ids, longer = (renderer.prompt([*before, replace(last, content=last.content + x)], ()) for x in ("", "."))
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(ids), reversed(longer), strict=False))
+    end = [id for id, _ in same][::-1]
+    trajectory = next(t for t in episode.trajectories if len(t))
+    at = next((span.start for span in trajectory.spans if span.source is Source.POLICY), 0)
+    stored: list[int] = trajectory.token_ids[max(0, at - len(end)) : at].tolist()
+    return stored == end
 
 
 def _squeezed(text: str) -> str:

@@ -108,6 +108,12 @@ class LiveRun:
                 actor.save(folder / REFERENCE)
         if stored is not None:
             stored.check_tokens(len(actor.tokenizer), actor.decode)
+            if not stored.is_rendered_by(actor.renderer):
+                other = (
+                    "prompts end otherwise than this model's renderer ends them: it learns another format than it is"
+                )
+                way_out = "set renderer=NAME as their run did, or start from its checkpoint"
+                warn(folder, f"episodes={config.episodes}: {other} evaluated in; {way_out}", self.say)
             stored.save(folder / STORED)
         actor = self.resources.enter_context(sampled_as_set(actor, config))
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
