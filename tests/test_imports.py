@@ -60,7 +60,7 @@ KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.judge.rules",
 FLOORS = (
     *("errors", "version", "lazy", "worker_threads", "concurrency", "config_mistakes", "config", "registries"),
     *("seeds", "pacing", "grid"),
-    *("core", "serving", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks"),
+    *("core", "serving", "sandboxes", "gym", "moe", "engines", "rendering", "policy", "rollout", "checks"),
     *("store", "remote", "judge", "replay", "formats", "stats", "view"),
     *("configs", "algorithms", "runs"),
     *("backends.group_sampling", "backends.embedded", "backends.verl", "backends.settings", "backends.run", "backends"),

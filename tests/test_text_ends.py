@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,21 @@ def test_text_ends_reads_what_is_there(
     if written is not None:
         (tmp_path / "generation_config.json").write_text(written)
     assert text_ends(str(tmp_path)) == {*ends} and text_ends("") == text_ends(str(tmp_path / "gone")) == frozenset()
+
+
+def test_text_ends_of_adapters_are_their_models(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    assert text_ends(str(adapter)) == frozenset()
+    (base / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    assert text_ends(str(adapter)) == {3, 5}
+    (adapter / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert text_ends(str(adapter)) == {7}
+    (adapter / "generation_config.json").unlink()
+    shutil.move(base, tmp_path / "elsewhere")
+    assert text_ends(str(adapter)) == frozenset()  # who loads the model says that it is gone
 
 
 def test_text_ends_takes_what_the_hub_has_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

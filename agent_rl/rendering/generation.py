@@ -1,9 +1,11 @@
-"""The ids that end a text by a model's own generation_config.json, which lies beside its tokenizer."""
+"""The ids that end a text by a model's own generation_config.json, which lies beside its tokenizer or in its base."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+
+from agent_rl.engines.model_files import base_model
 
 NAME = "generation_config.json"
 TIMEOUT = 10.0
@@ -11,11 +13,16 @@ TIMEOUT = 10.0
 
 
 def text_ends(model: str) -> frozenset[int]:
-    """Return the ids of a model's folder, or of its name on Hugging Face's hub; none where nothing says them."""
+    """Return the ids of a model's folder, or of its name on Hugging Face's hub; none where nothing says them.
+
+    An adapter's folder that holds none has those of the model that it was trained on.
+    """
     if not model:
         return frozenset()
     file = Path(model) / NAME if Path(model).is_dir() else _on_hub(model)
     try:
+        if file is not None and not file.exists() and (base := base_model(model)) is not None:
+            return text_ends(base)
         found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file is not None else None
     except (OSError, ValueError, AttributeError):  # whoever loads the model says what is wrong with its files
         return frozenset()
