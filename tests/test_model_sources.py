@@ -88,6 +88,25 @@ def test_policy_of_few_positions_has_a_context_of_them(
         assert policy.engine.context_limit == ar.load(tmp_path).engine.context_limit == 64
 
 
+def test_tokenizer_that_writes_beyond_the_model_is_refused(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    tokenizer.add_tokens([f"<unused{i}>" for i in range(5)])
+    tokenizer.add_tokens(["<image>"])  # beyond the model's rows, and nothing writes it
+    save(tmp_path, model, tokenizer)
+    assert ar.load(tmp_path).renderer.prompt([ar.Message("user", "a")], ())
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("<|im_start|>", "<image>")
+    tokenizer.save_pretrained(tmp_path)
+    said = rf"up to {len(tokenizer) - 1}, and the model has embeddings of {len(tokenizer) - 1} tokens: .*resize_token"
+    with pytest.raises(CheckpointError, match=said):
+        ar.load(tmp_path, renderer="template")
+    model.resize_token_embeddings(432)
+    tokenizer = train_tokenizer([f"{i * 7919}abc{i}" for i in range(500)], 600)
+    save(tmp_path, model, tokenizer)
+    with pytest.raises(CheckpointError, match=r"token ids up to 59\d, .* of 432 tokens"):
+        ar.load(tmp_path)
+
+
 @pytest.mark.filterwarnings("ignore::peft.utils.warning.PeftWarning")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_adapter_that_has_no_sum_with_its_model_is_refused(

@@ -14,11 +14,13 @@ from agent_rl.algorithms import Algorithm
 from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapter
 from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Message
 from agent_rl.engines.base import SamplingParams, TrainedEngine, WeightFormat
 from agent_rl.engines.embedded.model_folder import in_format, load_model, make_engine, save_model
-from agent_rl.engines.embedded.parts import usual_context
+from agent_rl.engines.embedded.parts import rows_of, usual_context
 from agent_rl.engines.embedded.threads import use_threads
 from agent_rl.engines.model_files import BASE, base_model, written
+from agent_rl.errors import CheckpointError
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
@@ -81,11 +83,33 @@ def make_actor(
 
     Its engine samples `slots` sequences at a time, each of `context` tokens at most, with a copy of the weights that is
     rounded to `weights`.
+
+    Raises:
+        CheckpointError: if what the renderer writes has token ids that the model lacks.
     """
     engine = make_engine(model, tokenizer, slots=slots, context=context, weights=weights)
     if renderer is not None:
         remember_renderer(tokenizer, renderer)
-    return Actor(model, tokenizer, load_renderer(tokenizer, renderer), engine)
+    loaded = load_renderer(tokenizer, renderer)
+    require_rows(tokenizer, loaded, rows_of(model))
+    return Actor(model, tokenizer, loaded, engine)
+
+
+def require_rows(tokenizer: PreTrainedTokenizerBase, renderer: Renderer, rows: int) -> None:
+    """Refuse a tokenizer whose text or whose marks of a conversation are beyond a model's rows of embeddings.
+
+    A token that was added to it and that nothing writes may be beyond: Gemma 3's for images is, in models of text.
+
+    Raises:
+        CheckpointError: with the numbers and the ways out.
+    """
+    largest = max(tokenizer.vocab_size - 1, *renderer.prompt([Message("user", "a")], ()))
+    if largest >= rows:
+        raise CheckpointError(
+            f"the tokenizer of {tokenizer.name_or_path!r} writes token ids up to {largest}, and the model has "
+            f"embeddings of {rows} tokens: take the tokenizer that belongs to it, or, if tokens were added on purpose, "
+            "give the model room first: model.resize_token_embeddings(len(tokenizer)), and save both"
+        )
 
 
 def actor_of(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
@@ -111,7 +135,7 @@ def load_actor(
     Its context is the usual one if None is given.
 
     Raises:
-        CheckpointError: if there is none in the folder.
+        CheckpointError: if there is none in the folder, or its tokenizer is not the model's.
         ConfigError: if this machine has no such device.
     """
     model, tokenizer = load_model(folder, device)
