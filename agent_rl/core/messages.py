@@ -135,7 +135,7 @@ class Step:
                 raise TypeError(f"Step({name}={value!r:.40}): give True or False")
 
 
-def own_task(task: Task) -> Task:
+def own_task(task: Mapping[str, object]) -> Task:
     """Return a task's copy for one episode, as a file gives it back: with lists for tuples, text for keys.
 
     Raises:

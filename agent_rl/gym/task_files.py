@@ -9,12 +9,12 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
-from agent_rl.core.messages import JSON, Task
+from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError
 
-TaskRows: TypeAlias = str | Path | Iterable[Mapping[str, JSON]]
+TaskRows: TypeAlias = str | Path | Iterable[Mapping[str, object]]
 """The tasks of a split: a file, a folder of `Dataset.save_to_disk`, or any iterable of dicts, such as a `Dataset`."""
 
 MOST_UNCOUNTED = 100_000
@@ -61,7 +61,7 @@ def read_rows(rows: TaskRows, split: str, base: Path) -> Sequence[Task]:
         if not tasks:
             raise ConfigError(f"the task file {file} is empty; write one task a row")
     elif isinstance(rows, Iterable):
-        tasks = list(rows) if isinstance(rows, Sized) else _first(rows, split)
+        tasks = cast("list[Task]", list(rows) if isinstance(rows, Sized) else _first(rows, split))
     else:
         raise ConfigError(f"split '{split}' is {rows!r}: give a file, or dicts in a list")
     if not tasks:
@@ -72,7 +72,7 @@ def read_rows(rows: TaskRows, split: str, base: Path) -> Sequence[Task]:
     return tasks
 
 
-def _first(rows: Iterable[Task], split: str) -> list[Task]:
+def _first(rows: Iterable[Mapping[str, object]], split: str) -> list[Mapping[str, object]]:
     found = list(itertools.islice(rows, MOST_UNCOUNTED + 1))
     if len(found) > MOST_UNCOUNTED:
         del found[MOST_UNCOUNTED:]

@@ -18,7 +18,7 @@ from agent_rl.errors import ConfigError, DefinitionError, did_you_mean
 from agent_rl.gym.task_files import TaskRows, read_rows, rows_by_split
 from agent_rl.seeds import Stream, rng
 
-TaskFunction: TypeAlias = Callable[[str, int], Task]
+TaskFunction: TypeAlias = Callable[[str, int], Mapping[str, object]]
 """`(split, index) -> Task`: any index from 0 up, the same task for the same index."""
 
 TRAIN, EVAL = "train", "eval"
