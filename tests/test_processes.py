@@ -1,7 +1,9 @@
 """A run in several processes: who does what, and how it fails."""
 
+import asyncio
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.data_parallel import SeveralProcesses, _module, _Worker, deal
+from agent_rl.backends.embedded.data_parallel import SeveralProcesses, _answers, _module, _Worker, deal
 from agent_rl.backends.settings import resumed_changes
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError, WorkerError
@@ -37,6 +39,11 @@ def _pairs(jobs: Sequence[Job], params: SamplingParams) -> list[int]:
 class _Fake:
     """A worker that is asked here."""
 
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.connection, other = Pipe()
+        other.close()  # there is something to read at once
+
     def ask(self, what: str, how: str, jobs: list[Job], params: SamplingParams) -> None:
         self.jobs, self.play = jobs, {"_seeds": _seeds, "_pairs": _pairs}[how]
 
@@ -47,7 +54,7 @@ class _Fake:
 @pytest.mark.parametrize("n", [1, 2, 5, 12])
 def test_spread_keeps_order_of_jobs(n: int) -> None:
     trainer = SimpleNamespace(actor=SimpleNamespace(engine=SimpleNamespace(tokens=0)))
-    workers = [_Fake(), _Fake()]
+    workers = [_Fake(1), _Fake(2)]
     processes = SeveralProcesses(trainer, workers)  # type: ignore[arg-type]
     jobs = [_job(number) for number in range(2 * n)]
     assert processes.spread(_seeds, jobs, SamplingParams()) == list(range(2 * n))
@@ -105,6 +112,43 @@ def test_judge_limits_are_shared_by_processes() -> None:
     part = share_of_worker(whole, 3)
     assert (part.requests_per_minute, part.concurrency, part.max_cost) == (20, 2, None)
     assert share_of_worker(whole, 1) == whole
+
+
+@pytest.fixture
+def sleeping() -> Iterator[_Worker]:
+    """A worker that never answers."""
+    own, other = Pipe()
+    worker = _Worker(2, subprocess.Popen(["sleep", "60"]), own, Path("runs/x"))
+    yield worker
+    worker.process.kill()
+    other.close()
+    worker.end()
+
+
+def test_share_ends_when_another_process_is_lost(sleeping: _Worker) -> None:
+    cancelled = []
+
+    async def share() -> None:
+        sleeping.process.kill()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.append(True)
+
+    processes, started = SeveralProcesses(SimpleNamespace(), [sleeping]), time.monotonic()  # type: ignore[arg-type]
+    with pytest.raises(WorkerError, match="process 2 of the run was killed by signal 9"):
+        asyncio.run(processes.watched(share()))
+    assert cancelled and time.monotonic() - started < 30
+    assert asyncio.run(SeveralProcesses(SimpleNamespace(), []).watched(asyncio.sleep(0, 7))) == 7  # type: ignore[arg-type]
+
+
+def test_answers_wait_for_no_process_beside_a_lost(sleeping: _Worker) -> None:
+    own, other = Pipe()
+    lost = _Worker(1, subprocess.Popen(["true"]), own, Path("runs/x"))
+    other.close()
+    with pytest.raises(WorkerError, match="process 1 of the run ended: 0"):
+        _answers([sleeping, lost])
+    lost.end()
 
 
 def test_lost_process_is_named_with_way_out() -> None:

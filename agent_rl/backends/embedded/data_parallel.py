@@ -7,20 +7,22 @@ that gradients, which `torch.distributed` sums, are those of one process but for
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -39,6 +41,8 @@ from agent_rl.rollout import Job
 from agent_rl.runs.commands import command
 
 T = TypeVar("T")
+NOTICED = 1.0
+"""Seconds from one look at the other processes to the next, while this one plays its share."""
 PATIENCE = 10.0
 """Seconds that a worker has to end by itself."""
 LONGEST_WAIT = 600.0
@@ -67,8 +71,7 @@ class SeveralProcesses(OneProcess):
         for worker, part in zip(self._workers, parts[1:], strict=True):
             worker.ask("play", play.__name__, [job for block in part for job in block], params)
         found = [play([job for block in parts[0] for job in block], params)]
-        for worker in self._workers:
-            results, tokens = worker.answer()
+        for results, tokens in _answers(self._workers):
             found.append(results)
             self._trainer.actor.engine.tokens += tokens
         ordered = list[list[T]]([[]] * len(blocks))
@@ -76,6 +79,23 @@ class SeveralProcesses(OneProcess):
             each = len(results) // max(1, len(part))
             ordered[rank::n] = [results[i * each : (i + 1) * each] for i in range(len(part))]
         return [result for block in ordered for result in block]
+
+    async def watched(self, share: Coroutine[Any, Any, T]) -> T:
+        """Play this process's share while the others are there.
+
+        Raises:
+            WorkerError: as soon as one has ended; the share is not worth its time any more.
+        """
+        playing = asyncio.ensure_future(share)
+        try:
+            while not (await asyncio.wait([playing], timeout=NOTICED))[0]:
+                for worker in self._workers:
+                    if worker.process.poll() is not None:
+                        raise worker.lost()
+        finally:
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+        return playing.result()
 
     def gradients(
         self,
@@ -88,7 +108,7 @@ class SeveralProcesses(OneProcess):
         busy = [worker for worker, part in zip(self._workers, parts[1:], strict=True) if part]
         for worker, part in zip(busy, parts[1:], strict=False):  # parts without a group are the last ones
             worker.ask("gradients", self._trainer.step, batch.select(part), whole)
-        found = [list(accumulate(batch.select(parts[0]), whole)), *(worker.answer() for worker in busy)]
+        found = [list(accumulate(batch.select(parts[0]), whole)), *_answers(busy)]
         for worker in self._workers:  # all of them are there: nobody waits in vain
             worker.ask("add")
         with self._together():
@@ -163,7 +183,9 @@ class _Worker:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(PATIENCE)
         code = self.process.returncode
-        how = f"was killed by signal {-code}, perhaps for want of memory" if code and code < 0 else f"ended: {code}"
+        how = f"was killed by signal {-code}" if code and code < 0 else f"ended: {code}"
+        if code == -signal.SIGKILL:
+            how += ", perhaps for want of memory"
         return WorkerError(
             f"process {self.rank} of the run {how}; continue from the last checkpoint, with as many processes or "
             f"fewer: {command('train', write_setting('resume', str(self.folder)), 'processes=1')}"
@@ -177,6 +199,16 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _answers(workers: Sequence[_Worker]) -> list[Any]:
+    """Wait for what each was asked; raise as `answer` as soon as one has ended, whoever still works."""
+    answers = dict[int, Any]()
+    while waiting := {worker.connection: worker for worker in workers if worker.rank not in answers}:
+        for ready in wait([*waiting]):
+            worker = waiting[cast(Connection, ready)]
+            answers[worker.rank] = worker.answer()
+    return [answers[worker.rank] for worker in workers]
 
 
 @contextmanager
@@ -205,8 +237,7 @@ def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
             for rank in range(1, config.processes):
                 workers.append(_start(rank, folder))
                 workers[-1].ask("start", sys.path, modules, folder, shared, rank)
-            for worker in workers:
-                worker.answer()
+            _answers(workers)
             for worker in workers:
                 worker.ask("join", shared, worker.rank, config.processes)
             join_group(shared, 0, config.processes, trainer.actor.model.device)

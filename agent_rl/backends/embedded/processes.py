@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -37,6 +37,10 @@ class OneProcess:
     ) -> list[T]:
         """Play jobs by a method of `RolloutSampler`, `size` neighbours together; return its results in their order."""
         return play(jobs, params)
+
+    async def watched(self, share: Coroutine[Any, Any, T]) -> T:
+        """Play this process's share while the others are there."""
+        return await share
 
     def gradients(
         self,

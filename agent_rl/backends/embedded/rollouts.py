@@ -129,12 +129,13 @@ class RolloutSampler:
 
     def play(self, jobs: Sequence[Job], params: SamplingParams) -> list[Episode]:
         """Run episodes in this process."""
-        return asyncio.run(run_jobs(jobs, self._policy(params), concurrency=self.actor.engine.slots))
+        share = run_jobs(jobs, self._policy(params), concurrency=self.actor.engine.slots)
+        return asyncio.run(self.processes.watched(share))
 
     def play_groups(self, jobs: Sequence[Job], params: SamplingParams) -> list[EpisodeGroup]:
         """Run groups in this process."""
         at_once = self.actor.engine.slots // (seats_of(self.spec) if self.config.self_play else 1)
-        return asyncio.run(run_groups(jobs, self._policy(params), concurrency=at_once))
+        return asyncio.run(self.processes.watched(run_groups(jobs, self._policy(params), concurrency=at_once)))
 
     def _policy(self, params: SamplingParams) -> TokenPolicy:
         rollout = self.config.rollout
