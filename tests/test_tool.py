@@ -311,12 +311,18 @@ def test_tool_keyboard_interrupt_propagates(inline):
         (np.float64(2.0), "2.0"),
         (np.int64(2), "2"),
         (np.arange(2), "[0,1]"),
+        (["\udce9", {"\udce9": Point(x=1), "b": {0.5}}], '["\udce9",{"\udce9":{"x":1,"y":0},"b":[0.5]}]'),
     ],
     ids=repr,
 )
 def test_as_text_converts_results(value, text):
     assert as_text(value) == text
     assert type(as_text(value)) is str
+
+
+def test_as_text_says_what_has_no_json_form():
+    with pytest.raises(TypeError, match=r"^a result of type object has no JSON form"):
+        as_text([object()])
 
 
 def test_as_text_gives_sets_one_order():

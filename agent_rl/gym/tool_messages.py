@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import reprlib
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import fields, is_dataclass
 
 import numpy as np
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
+from pydantic_core import ErrorDetails, PydanticSerializationError, to_json, to_jsonable_python
 
 from agent_rl.core.images import Image
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
@@ -32,12 +33,11 @@ def as_text(value: object) -> str:
         return ""
     if isinstance(value, float):
         return repr(float(value))
+    ordered = _in_order(value)
     try:
-        return to_json(_in_order(value), fallback=_plain).decode()
-    except PydanticSerializationError as error:
-        if "invalid utf-8" not in str(error):
-            raise
-        raise TypeError("bytes and images in a container have no JSON form; return images alone or in a list") from None
+        return to_json(ordered, fallback=_plain).decode()
+    except PydanticSerializationError:  # which can't say what it is about, nor write half a surrogate pair
+        return json.dumps(ordered, default=_jsonable, ensure_ascii=False, separators=(",", ":"))
 
 
 def _in_order(value: object) -> object:
@@ -55,6 +55,13 @@ def _in_order(value: object) -> object:
 
 def _rank(value: object) -> tuple[float, str]:
     return (value if isinstance(value, int | float) else math.inf), as_text(value)
+
+
+def _jsonable(value: object) -> object:
+    try:
+        return to_jsonable_python(value, fallback=_plain)
+    except UnicodeDecodeError:
+        raise TypeError("bytes and images in a container have no JSON form; return images alone or in a list") from None
 
 
 def _plain(value: object) -> object:
