@@ -20,6 +20,7 @@ from tree import ROOT
 import agent_rl as ar
 from agent_rl.cli import main
 from agent_rl.rollout import summarise
+from agent_rl.runs.folder import file_of
 from agent_rl.runs.rollout import RolloutSettings, start_rollout
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.view.progress import Progress
@@ -211,6 +212,15 @@ def test_train_stopped_by_sigterm_says_how_to_continue(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "continue with: agent-rl train resume=" in out and not err, err
+
+
+def test_commands_of_one_second_get_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda how: "now")
+    with file_of(None, "rollout") as first, file_of(None, "rollout") as second:
+        assert [first, second] == [Path(f"runs/now-rollout{n}/episodes.jsonl") for n in ("", "-1")]
+        second.touch()
+    assert second.exists() and not first.parent.exists()
 
 
 def test_refused_rollout_leaves_the_settings_of_a_live_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

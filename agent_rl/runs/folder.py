@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -167,6 +167,23 @@ def new_folder(runs_dir: str, name: str) -> Path:
         _log.info("the run is in %s", folder)
         return folder
     raise ConfigError(f"no free folder name below {runs}/{stamp}-{name}")
+
+
+@contextmanager
+def file_of(out: str | None, kind: str) -> Iterator[Path]:
+    """Yield the episode file of a command: `out`, or in a new folder, runs/<time>-<kind>, which goes if it stays empty.
+
+    The folder is made at once, as several commands may begin in one second.
+    """
+    if out:
+        yield episode_file(out)
+        return
+    folder = new_folder("runs", kind)
+    try:
+        yield episode_file(folder.relative_to(Path.cwd()))
+    finally:
+        with suppress(OSError):  # there is something in it
+            folder.rmdir()
 
 
 def make_latest(folder: Path) -> None:

@@ -26,8 +26,8 @@ from agent_rl.replay.play import play_episode
 from agent_rl.rollout import Job
 from agent_rl.rollout.group import stream_finished
 from agent_rl.rollout.job import require_resumable
-from agent_rl.runs.folder import load_imports, load_imports_beside, save_config
-from agent_rl.runs.rollout import free_folder, sampling_of
+from agent_rl.runs.folder import file_of, load_imports, load_imports_beside, save_config
+from agent_rl.runs.rollout import sampling_of
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.selection import find_episode, samples_of
 from agent_rl.store.shards import episode_file
@@ -143,31 +143,31 @@ def start_fork(
     imports += load_imports(settings.policy.folder, imports)
     env = spec(parent.env)
     budget = settings.budget.instead_of(env.budget)
-    out = episode_file(settings.out or free_folder("fork"))
-    stored = samples_of(out, fork_group(parent, at_turn, settings.seed))
-    first = max(stored, default=-1) + 1
-    jobs = fork_jobs(env, parent, at_turn, n=settings.n, first=first, seed=settings.seed, budget=budget)
-    tools, branch = asyncio.run(verify_prefix(jobs[0])), jobs[0].branch
-    turns = "1 turn" if at_turn == 1 else f"{at_turn} turns"
-    progress.say(f"Replayed {turns} of the episode: the same as recorded.")
-    params = sampling_of(settings.policy, settings.temperature, settings.max_tokens, progress)
-    if settings.policy.name == HUMAN or player is not None:
-        chosen: AbstractContextManager[AnyPolicy | None] = nullcontext(player)
-    else:
-        chosen = open_policy(settings.policy, params, env)
-    with chosen as policy, run_judge(settings.judge, env, out.parent):
-        if policy is not None and not isinstance(policy, EnvPolicy):
-            require_resumable(policy)
-        keeps_tokens = bool(policy and branch and branch.prefix_of(policy, tools).token_ids)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if not out.exists():
-            save_config(out.parent, settings.model_copy(update={"imports": imports}), out.with_suffix(".yaml").name)
-        with EpisodeWriter(out) as writer:
-            if policy is None:
-                episodes = _ask_person(jobs, writer)
-            else:
-                episodes = asyncio.run(_store(jobs, policy, settings.concurrency, writer, progress))
-    return ForkResult(out, parent, tuple(episodes), keeps_tokens)
+    with file_of(settings.out, "fork") as out:
+        stored = samples_of(out, fork_group(parent, at_turn, settings.seed))
+        first = max(stored, default=-1) + 1
+        jobs = fork_jobs(env, parent, at_turn, n=settings.n, first=first, seed=settings.seed, budget=budget)
+        tools, branch = asyncio.run(verify_prefix(jobs[0])), jobs[0].branch
+        turns = "1 turn" if at_turn == 1 else f"{at_turn} turns"
+        progress.say(f"Replayed {turns} of the episode: the same as recorded.")
+        params = sampling_of(settings.policy, settings.temperature, settings.max_tokens, progress)
+        if settings.policy.name == HUMAN or player is not None:
+            chosen: AbstractContextManager[AnyPolicy | None] = nullcontext(player)
+        else:
+            chosen = open_policy(settings.policy, params, env)
+        with chosen as policy, run_judge(settings.judge, env, out.parent):
+            if policy is not None and not isinstance(policy, EnvPolicy):
+                require_resumable(policy)
+            keeps_tokens = bool(policy and branch and branch.prefix_of(policy, tools).token_ids)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            if not out.exists():
+                save_config(out.parent, settings.model_copy(update={"imports": imports}), out.with_suffix(".yaml").name)
+            with EpisodeWriter(out) as writer:
+                if policy is None:
+                    episodes = _ask_person(jobs, writer)
+                else:
+                    episodes = asyncio.run(_store(jobs, policy, settings.concurrency, writer, progress))
+        return ForkResult(out, parent, tuple(episodes), keeps_tokens)
 
 
 def _ask_person(jobs: Sequence[Job], writer: EpisodeWriter) -> list[Episode]:

@@ -19,10 +19,9 @@ from agent_rl.judge.run import run_judge
 from agent_rl.policy.human import Ask, HumanPolicy
 from agent_rl.replay.play import play_episode
 from agent_rl.rollout import Job, split_jobs
-from agent_rl.runs.folder import save_config
-from agent_rl.runs.rollout import free_folder
+from agent_rl.runs.folder import file_of, save_config
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
-from agent_rl.store.shards import episode_file, shards_of
+from agent_rl.store.shards import shards_of
 
 TRIED = 20
 """Tasks of a split that are looked at for each new one, at most."""
@@ -64,17 +63,18 @@ def play(
     for file in settings.imports:
         load_once(file)
     env = load_environment(settings, split=settings.split, budget=settings.budget)
-    out, thread = episode_file(settings.out or free_folder("play")), CallingThread()
-    jobs = _left(settings, env, out)
-    with run_judge(settings.judge, env, out.parent):
-        for job in jobs:
-            episode, has_quit = thread.serve(play_episode(job, HumanPolicy(ask, thread), say))
-            if episode is not None:
-                _store(episode, settings, out)
-                on_episode(episode)
-            if has_quit:
-                break
-    return out
+    with file_of(settings.out, "play") as out:
+        thread = CallingThread()
+        jobs = _left(settings, env, out)
+        with run_judge(settings.judge, env, out.parent):
+            for job in jobs:
+                episode, has_quit = thread.serve(play_episode(job, HumanPolicy(ask, thread), say))
+                if episode is not None:
+                    _store(episode, settings, out)
+                    on_episode(episode)
+                if has_quit:
+                    break
+        return out
 
 
 def _left(settings: PlaySettings, env: EnvSpec, out: Path) -> list[Job]:

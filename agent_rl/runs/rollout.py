@@ -8,7 +8,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
@@ -35,7 +34,7 @@ from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.rollout.usage import load_prices, price_of
 from agent_rl.rollout.watch import watching
 from agent_rl.runs.commands import command
-from agent_rl.runs.folder import load_imports, read_config, save_config, status_of
+from agent_rl.runs.folder import file_of, load_imports, read_config, save_config, status_of
 from agent_rl.runs.stop import Interrupted, Stop
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.store.selection import episode_ids
@@ -113,14 +112,14 @@ def start_rollout(settings: RolloutSettings, progress: Progress) -> RolloutResul
             environment, split or policy.
         Interrupted: if it was asked to stop; the message says how to continue.
     """
-    file = episode_file(settings.out or free_folder("rollout"))
-    _require_place(file)
-    file = file.absolute()  # an environment may change the working directory
-    imports = [*settings.imports, *load_imports(settings.policy.folder, settings.imports)]
-    settings = _from_anywhere(settings.model_copy(update={"imports": imports}))
-    with _open(settings, file, progress) as rollout:
-        save_config(file.parent, settings, _settings_of(file).name)
-        return RolloutResult(file, settings, rollout.run())
+    with file_of(settings.out, "rollout") as file:
+        _require_place(file)
+        file = file.absolute()  # an environment may change the working directory
+        imports = [*settings.imports, *load_imports(settings.policy.folder, settings.imports)]
+        settings = _from_anywhere(settings.model_copy(update={"imports": imports}))
+        with _open(settings, file, progress) as rollout:
+            save_config(file.parent, settings, _settings_of(file).name)
+            return RolloutResult(file, settings, rollout.run())
 
 
 def resume_rollout(
@@ -302,12 +301,6 @@ def sampling_of(policy: PolicyConfig, temperature: float, max_tokens: int | None
     if note := ignored_sampling(policy, temperature, max_tokens):
         progress.say(f"[yellow]{note}.[/yellow]")
     return sampling_params(policy, temperature, max_tokens)
-
-
-def free_folder(kind: str) -> str:
-    """Return the name of a folder that is not there: two commands may begin in one second."""
-    name = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{kind}"
-    return next(free for n in count() if not Path(free := f"{name}-{n}" if n else name).exists())
 
 
 def _key(of: Job | Episode) -> Key:
