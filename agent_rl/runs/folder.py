@@ -171,9 +171,9 @@ def new_folder(runs_dir: str, name: str) -> Path:
 
 @contextmanager
 def file_of(out: str | None, kind: str) -> Iterator[Path]:
-    """Yield the episode file of a command: `out`, or in a new folder, runs/<time>-<kind>, which goes if it stays empty.
+    """Yield the episode file of a command: `out`, or in a new folder, runs/<time>-<kind>.
 
-    The folder is made at once, as several commands may begin in one second.
+    The folder is made at once, as several commands may begin in one second, and goes again if it stays empty.
     """
     if out:
         yield episode_file(out)
@@ -184,6 +184,7 @@ def file_of(out: str | None, kind: str) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # there is something in it
             folder.rmdir()
+            folder.parent.rmdir()
 
 
 def make_latest(folder: Path) -> None:
