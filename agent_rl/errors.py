@@ -100,8 +100,8 @@ class ToolServerError(InfrastructureError):
     """Seconds after which it asks to be called again."""
 
 
-def in_brief(error: Exception) -> str:
-    """Return the beginning of what another library's error says, on one line."""
+def in_brief(error: Exception | str) -> str:
+    """Return the beginning of what an error from elsewhere says, on one line."""
     return " ".join(str(error).split())[:200]
 
 

@@ -159,17 +159,21 @@ def test_play_passes_over_tasks_that_come_again(tmp_path: Path, monkeypatch: pyt
     assert [episode.task["n"] for episode in read_episodes(file)] == [0, 1]
 
 
+def fork(monkeypatch: pytest.MonkeyPatch, played: str, typed: str, folder: Path) -> tuple[Episode, list[Episode]]:
+    """Play an episode, and fork it at its second turn; return it and what the fork stored."""
+    file, out = folder / "a.jsonl", folder / "forks.jsonl"
+    assert play(monkeypatch, played, "search-v0", f"out={file}") == 0
+    (parent,) = read_episodes(file)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert main(["replay", "fork", str(file), parent.id, "--at-turn", "1", "policy=human", f"out={out}"]) == 0
+    return parent, [*read_episodes(out)]
+
+
 def test_fork_asks_a_person(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, out = tmp_path / "a.jsonl", tmp_path / "forks.jsonl"
-    assert play(monkeypatch, "/call search x\n/call search y\nnobody\n", "search-v0", f"out={file}") == 0
-    (parent,) = read_episodes(file)
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "stdin", io.StringIO("/undo\n/call search z\n/undo\nsomeone\n"))
-    assert main(["replay", "fork", str(file), parent.id, "--at-turn", "1", "policy=human", f"out={out}"]) == 0
-    child: Episode
-    (child,) = read_episodes(out)
+    typed = "/undo\n/call search z\n/undo\nsomeone\n"
+    parent, (child,) = fork(monkeypatch, "/call search x\n/call search y\nnobody\n", typed, tmp_path)
     assert (child.parent, child.final_text, child.turns) == ((parent.id, 1), "someone", 2)
     assert "is the parent's: it can't be taken back" in capsys.readouterr().out
 
@@ -177,13 +181,8 @@ def test_fork_asks_a_person(
 def test_fork_that_a_person_quits_at_once_stores_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, out = tmp_path / "a.jsonl", tmp_path / "forks.jsonl"
-    assert play(monkeypatch, "/call search x\nnobody\n", "search-v0", f"out={file}") == 0
-    (parent,) = read_episodes(file)
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "stdin", io.StringIO("/quit\n"))
-    assert main(["replay", "fork", str(file), parent.id, "--at-turn", "1", "policy=human", f"out={out}"]) == 0
-    assert "Nothing was played, so nothing is stored." in capsys.readouterr().out and not [*read_episodes(out)]
+    assert fork(monkeypatch, "/call search x\nnobody\n", "/quit\n", tmp_path)[1] == []
+    assert "Nothing was played, so nothing is stored." in capsys.readouterr().out
 
 
 def test_play_says_what_breaks_before_the_first_reply(

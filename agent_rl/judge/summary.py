@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from agent_rl.core.judgement import Verdict
+from agent_rl.errors import in_brief
 from agent_rl.judge.coefficients import Estimate
 from agent_rl.judge.judged import Judged
 from agent_rl.judge.rubric import Criterion
 from agent_rl.rollout.comparison import mean_interval
 from agent_rl.rollout.evaluation import Rate
 from agent_rl.rollout.usage import Prices, Quantiles, UsageTotals, price_of, usage_totals
-
-MOST_SAID = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class JudgedSummary:
     faults: Mapping[str, int]
     """Unscored episodes by the class of a fault; one with several classes is in each."""
     reasons: Mapping[str, str]
-    """The most frequent words of each class, cut to `MOST_SAID` characters."""
+    """The most frequent words of each class, in brief."""
     suspect: Rate
     """Episodes whose text addresses the judge, or looks like its reply."""
     criteria: tuple[CriterionSummary, ...]
@@ -103,7 +102,7 @@ def _reasons(verdicts: Iterable[Verdict]) -> dict[str, str]:
     for verdict in verdicts:
         if verdict.error is not None and verdict.detail:
             said[str(verdict.error)][verdict.detail] += 1
-    return {fault: " ".join(words.most_common(1)[0][0].split())[:MOST_SAID] for fault, words in said.items()}
+    return {fault: in_brief(words.most_common(1)[0][0]) for fault, words in said.items()}
 
 
 def _of_criterion(criterion: Criterion, verdicts: list[tuple[str, Verdict]]) -> CriterionSummary:
