@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent_rl.algorithms.config import learns_from_pairs
 from agent_rl.core.episode import Episode, group_episodes
+from agent_rl.core.sequences import shared_start
 from agent_rl.core.trajectory import Source
 from agent_rl.core.turns import turns
 from agent_rl.errors import ConfigError, StoreError
@@ -186,8 +186,7 @@ def _ends_alike(episode: Episode, renderer: Renderer) -> bool:
         return True
     *before, last = opening
     ids, longer = (renderer.prompt([*before, replace(last, content=last.content + x)], ()) for x in ("", "."))
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(ids), reversed(longer), strict=False))
-    end = [id for id, _ in same][::-1]
+    end = [*ids[len(ids) - shared_start(ids[::-1], longer[::-1]) :]]
     trajectory = next(t for t in episode.trajectories if len(t))
     at = next((span.start for span in trajectory.spans if span.source is Source.POLICY), 0)
     stored: list[int] = trajectory.token_ids[max(0, at - len(end)) : at].tolist()
