@@ -1,21 +1,24 @@
-"""`agent-rl judge run` with a model that vLLM serves on CPU: a weak one, whose replies a schema holds."""
+"""`agent-rl judge run` with a model that vLLM serves on CPU: an ignorant one, whose replies a schema holds."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import agent_rl as ar
 from tests.e2e.vllm_server import ROOT, environment, serving
 
 pytestmark = pytest.mark.e2e
 
-N = 64  # of which most are cut by the limit: some must be whole
+N = 16
 RUBRIC = """
 name: sums
 criteria:
@@ -28,15 +31,26 @@ COMPACT = """{"backend": "xgrammar", "disable_any_whitespace": true}"""
 
 
 @pytest.fixture(scope="module")
-def url(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def dull(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model to which all tokens are alike, on any machine: nearly all of its replies end within 1,000 tokens."""
+    folder = tmp_path_factory.mktemp("dull") / "checkpoint"
+    shutil.copytree(warm, folder)
+    model = AutoModelForCausalLM.from_pretrained(warm)
+    torch.nn.init.zeros_(model.get_submodule("model.norm").weight)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(verl_python: Path, dull: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("server") / "log"
     options = ("--max-model-len", "4096", "--max-num-seqs", "16", "--served-model-name", "small")
-    with serving(verl_python, warm, log, *options, "--structured-outputs-config", COMPACT) as address:
+    with serving(verl_python, dull, log, *options, "--structured-outputs-config", COMPACT) as address:
         yield f"{address}/v1"
 
 
 def judge(url: str, folder: Path) -> str:
-    settings = ("judge.model=small", f"judge.base_url={url}", "judge.max_tokens=400", "judge.concurrency=16")
+    settings = ("judge.model=small", f"judge.base_url={url}", "judge.max_tokens=1000", "judge.per_call=1")
     words = ("judge", "run", str(folder / "episodes.jsonl"), str(folder / "rubric.yaml"), "-o", str(folder / "j.jsonl"))
     command = [sys.executable, "-m", "agent_rl", *words, *settings]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
