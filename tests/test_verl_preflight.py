@@ -81,15 +81,15 @@ def test_preflight_refuses_gpus_spread_over_nodes() -> None:
 
 
 def request(runs: Path, **changes: object) -> Request:
-    settings = {"env": "calculator-v0", "start_from": "some/model", "runs_dir": str(runs)} | changes
+    (runs / "config.json").write_text("{}")
+    settings = {"env": "calculator-v0", "start_from": str(runs), "runs_dir": str(runs)} | changes
     marker = runs / ".preflight"
     marker.touch()
     return Request(VerlConfig.model_validate(settings), str(marker), {"numpy": "install it"}, 1)
 
 
 def test_node_check_passes_a_complete_node(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert missing_on_node(request(tmp_path, start_from=str(tmp_path))) == []
+    assert missing_on_node(request(tmp_path)) == []
 
 
 def test_node_check_names_missing_parts(tmp_path: Path) -> None:
@@ -109,6 +109,11 @@ def test_node_check_names_missing_parts(tmp_path: Path) -> None:
     assert "a checkpoint takes about 1000000 GB" in found and "has no config.json: put it on a file system" in found
     Path(asked.marker).unlink()
     assert "is not the driver's: put it on a file system that all nodes mount" in missing_on_node(asked)[0]
+
+
+def test_node_check_asks_the_hub_for_a_model(tmp_path: Path) -> None:
+    (problem,) = missing_on_node(request(tmp_path, start_from="mispelt/model"))
+    assert problem.startswith("no model in 'mispelt/model'") and "as a name on Hugging Face's hub it can't" in problem
 
 
 def test_node_check_makes_the_environment(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.group_sampling import check_environment
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.backends.verl.driver.checkpoints import bytes_of_parts, parameters_of
-from agent_rl.errors import ConfigError
+from agent_rl.engines.model_files import is_hub_id, load_options
+from agent_rl.errors import CheckpointError, ConfigError
 
 TRAINING_CPUS, ROLLOUT_CPUS = 3, 2
 """What verl 0.9.1 reserves beside a GPU: `ResourcePoolManager.max_colocate_count`, and a standalone replica's."""
@@ -133,6 +134,11 @@ def _missing_here(request: Request) -> Iterator[str]:
         )
     if Path(config.start_from).is_absolute() and not (Path(config.start_from) / "config.json").exists():
         yield f"start_from={config.start_from} has no config.json: {shared}"
+    if is_hub_id(config.start_from):
+        try:
+            load_options(config.start_from)
+        except CheckpointError as error:
+            yield str(error)
     for name, remedy in request.modules.items():
         if find_spec(name) is None:
             yield f"{name} is not installed: {remedy}"
