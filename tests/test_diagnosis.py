@@ -13,6 +13,7 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StopReason
 from agent_rl.core.messages import Message, Step, ToolCall
+from agent_rl.errors import InfrastructureError
 from agent_rl.gym.env import Env
 from agent_rl.rollout import Rate
 from agent_rl.runs.diagnosis import STEPS, Diagnosis
@@ -160,3 +161,37 @@ def test_training_without_rewards_says_so(folder: Path, tmp_path: Path, capsys: 
     printed = " ".join(capsys.readouterr().out.split())
     assert f"warning: {said}" in printed and "nan%" not in printed
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"] == [1, 2, 3]
+
+
+@ar.register("tableless-v0", tasks=lambda split, index: {"n": index}, splits=("train", "eval", "dev"))
+class Tableless(Unrewarded):
+    """Raises."""
+
+    def reset(self, task: ar.Task, rng: object) -> str:
+        raise ValueError("no such table: orders")
+
+
+def test_training_ends_after_first_step_without_score(folder: Path, tmp_path: Path) -> None:
+    settings = config(tmp_path, env="tableless-v0", start_from=str(folder / "checkpoint"))
+    said = "no episode had a turn: 12 of 12 failed, most often with reset: ValueError: no such table: orders; .* "
+    with pytest.raises(InfrastructureError, match=f"{said}once that is mended, continue with: .*resume"):
+        start_run(settings, Progress())
+
+
+@pytest.mark.parametrize(
+    ("course", "ends_at"),
+    [("f", 1), ("sff", None), ("sfff", 4), ("pfp", None), ("sffsffsfff", 10), ("-fff", 4), ("u", 1)],
+)
+def test_run_ends_where_no_episode_has_score(course: str, ends_at: int | None, tmp_path: Path) -> None:
+    lost = failed("step", "no disk")
+    kinds = {"s": batch(), "f": lost, "p": [*lost, *batch()], "u": batch(rewards=UNSCORED), "-": []}
+    diagnosis, ended = Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, lambda _: None), list[int]()
+    for step, kind in enumerate(course, 1):
+        diagnosis.episodes = kinds[kind]
+        diagnosis.observe(LEARNS)
+        try:
+            diagnosis.require_scores("go on so")
+        except InfrastructureError as error:
+            assert str(error).endswith("once that is mended, go on so")
+            ended.append(step)
+    assert ended == ([] if ends_at is None else [ends_at])

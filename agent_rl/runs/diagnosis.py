@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.core.episode import Episode, StopReason
+from agent_rl.errors import InfrastructureError
 from agent_rl.gym.env import Env, ToolEnv
 from agent_rl.runs.folder import METRICS, warn
 from agent_rl.runs.metrics import read_metrics
@@ -62,6 +63,8 @@ class Diagnosis:
         self._window = window_of(steps)
         self._steps = known[-MEMORY * self._window :]
         self._named = set[str]()
+        self._cause = ""
+        self._lost, self._patience = 0, 1  # what never had a score is broken; what had one may get over an outage
 
     def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Read a step's metrics and `episodes`; warn once of the first cause that the last steps share, or of a stall.
@@ -69,6 +72,7 @@ class Diagnosis:
         Returns `diagnosis/CAUSE` = 1 for each cause of this step, and for the stall, to be stored with its metrics.
         """
         causes, last = dict(find_causes(self.episodes, metrics, *self._run)), self._steps[-STEPS + 1 :]
+        self._cause = next(iter(causes.values()), "")
         shared = [name for name in causes if len(last) == STEPS - 1 and all(_metric(name) in step for step in last)]
         self._steps = [*self._steps, {**metrics, **dict.fromkeys(map(_metric, causes), 1.0)}][-MEMORY * self._window :]
         named = [(name, f"{STEPS} steps in a row, {causes[name]}") for name in shared[:1]]
@@ -84,6 +88,20 @@ class Diagnosis:
                     text = text.replace(ours, theirs)
                 warn(self._folder, text, self._say)
         return dict.fromkeys(map(_metric, [*causes, *(name for name, _ in named)]), 1.0)
+
+    def require_scores(self, hint: str) -> None:
+        """Let the step that was observed end a run in which no episode has a score.
+
+        Raises:
+            InfrastructureError: naming the cause, and the hint: if none had one in the first step, or in `STEPS` in a
+                row since.
+        """
+        if not self.episodes or any(episode.reward is not None for episode in self.episodes):
+            self._lost, self._patience = 0, STEPS
+            return
+        self._lost += 1
+        if self._lost == self._patience:
+            raise InfrastructureError(f"{self._cause}; once that is mended, {hint}")
 
 
 def _metric(cause: str) -> str:

@@ -217,7 +217,12 @@ class LiveRun:
                 self.progress.say(f"    {escape(env):32s} {found.success}")
 
     def train(self, trainer: Trainer) -> None:
-        """Train to the last step; evaluate and save checkpoints at the configured steps."""
+        """Train to the last step; evaluate and save checkpoints at the configured steps.
+
+        Raises:
+            InfrastructureError: if all episodes fail, as `Diagnosis.require_scores` says.
+            Interrupted: if the run was asked to stop.
+        """
         config = self.config
         self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
         split = config.eval.during(self.env.tasks.splits)
@@ -237,6 +242,7 @@ class LiveRun:
                 self.records.write(result.records)
             diagnosis.episodes = result.episodes
             self.metrics.write("train", trainer.step, result.metrics | diagnosis.observe(result.metrics))
+            diagnosis.require_scores(self.stop.hint)
             last = trainer.step == config.steps
             reported = last and split == config.eval.split  # by `finish`, on all of its tasks
             if config.eval.every and trainer.step % config.eval.every == 0 and not reported:
