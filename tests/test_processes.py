@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from agent_rl.backends.embedded.check import check_run, module_of
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.data_parallel import SeveralProcesses, _answers, _module, _Worker, deal
+from agent_rl.backends.embedded.data_parallel import SeveralProcesses, _answers, _Worker, deal
 from agent_rl.backends.settings import resumed_changes
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError, WorkerError
@@ -93,12 +94,12 @@ def test_settings_that_several_processes_lack_are_refused(changes: dict[str, obj
 
 def test_environment_of_a_script_needs_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     env = spec("calculator-v0")
-    assert _module(env, ()) == "agent_rl.envs.calculator"
+    assert module_of(env, ()) == "agent_rl.envs.calculator"
     monkeypatch.setattr(env.cls, "__module__", "__main__")
     with pytest.raises(ConfigError, match=r"can't see calculator-v0.*name that in imports"):
-        _module(env, ())
+        check_run(TrainConfig.model_validate({"env": env.id, "processes": 2}))
     monkeypatch.setattr(EnvSpec, "file", property(lambda self: Path("/envs.py")))
-    assert _module(env, ("/envs.py",)) == ""
+    assert module_of(env, ("/envs.py",)) == ""
 
 
 def test_processes_may_change_when_embedded_run_resumes() -> None:

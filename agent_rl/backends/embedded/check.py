@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from agent_rl.algorithms.requirements import Requirements
@@ -38,6 +38,9 @@ def check_run(config: TrainConfig) -> EnvSpec:
     require_writers(config.report_to)
     require_optimizer(config.optimizer.kind, config.device)
     require_renderer(config.renderer.name)
+    if config.processes > 1:
+        for member, _, _ in members_of(env, config.env_args):
+            module_of(member, config.imports)
     if config.lora is not None:
         require_peft()
     if config.engine == "vllm":
@@ -90,6 +93,22 @@ def require_self_play(env: EnvSpec, config: TrainConfig) -> None:
             f"self_play: advantage={config.algorithm.advantage['name']} plays single episodes again, and a "
             "match has several: choose another algorithm, such as grpo"
         )
+
+
+def module_of(env: EnvSpec, imports: Sequence[str]) -> str:
+    """Return the module that another process imports to see an environment; empty if that is one of the imports.
+
+    Raises:
+        ConfigError: if only this process has it.
+    """
+    name = env.cls.__module__
+    if name == "__main__" and str(env.file) not in imports:
+        where = "a notebook" if env.file is None else f"{env.file}, which runs as a script"
+        raise ConfigError(
+            f"processes: other processes can't see {env.id}, defined in {where}: put it into a file of its own, and "
+            "name that in imports"
+        )
+    return "" if name == "__main__" or str(env.file) in imports else name
 
 
 def index_stored(config: TrainConfig, env: EnvSpec) -> StoredGroups | None:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agent_rl.algorithms import Denominators, WeightedRows
+from agent_rl.backends.embedded.check import module_of
 from agent_rl.backends.embedded.processes import Gradient, OneProcess
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import write_setting
@@ -226,7 +227,7 @@ def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
     gpus = {"cuda": torch.cuda.device_count(), "mps": 1}
     if (there := gpus.get(trainer.actor.model.device.type, config.processes)) < config.processes:
         raise ConfigError(f"processes={config.processes}: each takes a GPU, and there are {there}")
-    modules = [_module(member.spec, config.imports) for member in members_of(trainer.spec, config.env_args)]
+    modules = [module_of(member.spec, config.imports) for member in members_of(trainer.spec, config.env_args)]
     if dist.is_initialized():
         raise ConfigError("processes: this process is in a group of torch.distributed already; leave out its launcher")
     workers: list[_Worker] = []
@@ -309,18 +310,6 @@ def _start(rank: int, folder: Path) -> _Worker:
     process = subprocess.Popen(command, pass_fds=(other.fileno(),), env=environment, stdin=subprocess.DEVNULL)
     other.close()
     return _Worker(rank, process, own, folder)
-
-
-def _module(env: EnvSpec, imports: Sequence[str]) -> str:
-    """Return the module that another process imports to see an environment."""
-    name = env.cls.__module__
-    if name == "__main__" and str(env.file) not in imports:
-        where = "a notebook" if env.file is None else f"{env.file}, which runs as a script"
-        raise ConfigError(
-            f"processes: other processes can't see {env.id}, defined in {where}: put it into a file of its own, and "
-            "name that in imports"
-        )
-    return "" if name == "__main__" or str(env.file) in imports else name
 
 
 class _Pickler(pickle.Pickler):
