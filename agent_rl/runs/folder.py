@@ -197,7 +197,7 @@ def make_latest(folder: Path) -> None:
 
 @contextmanager
 def removed_if_unused(folder: Path) -> Iterator[None]:
-    """Remove a run's folder if the start fails before a metric or an episode is in it.
+    """Remove a run's folder if the start fails before a metric, an episode or a checkpoint is in it.
 
     One that the machine failed stays: it can be continued.
     """
@@ -206,6 +206,7 @@ def removed_if_unused(folder: Path) -> Iterator[None]:
     except InfrastructureError:
         raise
     except BaseException:
-        if not any(file.exists() and file.stat().st_size for file in (folder / METRICS, folder / EPISODES)):
+        measured = any(file.exists() and file.stat().st_size for file in (folder / METRICS, folder / EPISODES))
+        if not measured and not (folder / "checkpoint").exists():
             shutil.rmtree(folder, ignore_errors=True)
         raise

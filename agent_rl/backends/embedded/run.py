@@ -91,6 +91,7 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
             save_config(folder, config)
         run.rewind(trainer.step)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {escape(from_here(folder))}")
+        run.say_how_to_resume()
         with in_processes(folder, trainer):
             if not trainer.step:
                 run.evaluate(trainer, "before")  # which may have been cut short

@@ -122,6 +122,7 @@ class LiveRun:
             warn(folder, warning, self.say)
         save_checkpoint(folder / CHECKPOINT, trainer)
         (folder / WARM).unlink(missing_ok=True)
+        self.say_how_to_resume()
         with in_processes(folder, trainer):
             self.evaluate(trainer, "before")
             self.train(trainer)
@@ -172,7 +173,7 @@ class LiveRun:
                 f"{actor.engine.context_limit} tokens and are left out: raise rollout.context",
                 self.say,
             )
-        self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
+        self.say_how_to_resume()
         actor.engine.release_weights()
         warm_start(
             actor.model,
@@ -197,16 +198,25 @@ class LiveRun:
         if warning := check_run_fit(env, config.split, config.env_args, actor.renderer, context, "rollout.context"):
             warn(self.folder, warning, self.say)
 
+    def say_how_to_resume(self) -> None:
+        """Let who stops the run from now on be told how to continue it."""
+        self.stop.hint = f"continue with: {resume_command(self.config, self.env, self.folder)}"
+
     def say(self, text: str) -> None:
         """Print a line without markup."""
         self.progress.say(escape(text))
 
     def evaluate(self, trainer: Trainer, when: str) -> None:
-        """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
+        """Evaluate on the reported split: sampled, greedy, and at a low temperature.
+
+        Raises:
+            Interrupted: if the run was asked to stop; resumed, it evaluates again.
+        """
         config, (tasks, which, _) = self.config, self.held_out
         split, sampled, low = config.eval.split, config.eval.sampled(config.rollout), config.eval.low_temperature
         self.progress.say(f"\n[bold]Evaluation {when} RL[/bold] on {which}:")
         for name, temperature in (("sampled", sampled), ("low-temperature", low), ("greedy", 0.0)):
+            self.stop.check()
             params = trainer.actor.params(temperature, config.rollout.max_tokens)
             result, episodes = trainer.evaluate(tasks, params, split, name)
             self.write(episodes)
@@ -224,7 +234,6 @@ class LiveRun:
             Interrupted: if the run was asked to stop.
         """
         config = self.config
-        self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
         split = config.eval.during(self.env.tasks.splits)
         dev = self.env.tasks.distinct(split, config.eval.dev_n)
         sampled = trainer.actor.params(config.eval.sampled(config.rollout), config.rollout.max_tokens)
@@ -236,6 +245,7 @@ class LiveRun:
             config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say, steps=config.steps
         )
         while trainer.step < config.steps:
+            self.stop.check()
             result = trainer.train_step()
             self.write(result.episodes)
             if self.records is not None:
@@ -259,8 +269,6 @@ class LiveRun:
             if last or self.stop.is_asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
                 save_checkpoint(self.folder / CHECKPOINT, trainer)
-            if not last:
-                self.stop.check()
 
     def finish(self, trainer: Trainer) -> Path:
         """Evaluate and write the report."""
