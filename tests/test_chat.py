@@ -191,3 +191,31 @@ def test_interrupt_ends_a_reply_only(types: Types, talker: Path, tmp_path: Path)
 def test_chat_refuses_what_is_no_model(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", *words]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_full_context_begins_new_conversation(
+    types: Types, talker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "talks.jsonl"
+    types("what is 3 + 4", "and " * 80, "hello")
+    assert main(["chat", str(talker), "policy.context=64", "max_tokens=4", f"out={out}"]) == 0
+    assert "the context is full, so a new conversation begins" in capsys.readouterr().out
+    said = [[m.content for m in e.messages if m.role == "user"] for e in read_episodes(out)]
+    assert said == [["what is 3 + 4", "and " * 80], ["hello"]]
+
+
+def test_interrupted_served_reply_keeps_conversation(
+    types: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(body: fake_openai.Body) -> fake_openai.Answer:
+        if body["messages"][-1]["content"] == "and you?":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+        return fake_openai.said("well")
+
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    types("how are you?", "and you?", "never said")
+    with fake_openai.FakeOpenAI(answer, key="k") as server:
+        main(["chat", "openai", f"policy.base_url={server.url}", "policy.model=m", f"out={tmp_path / 'out'}"])
+    (episode,) = read_episodes(tmp_path / "out")
+    assert [m.content for m in episode.messages] == ["how are you?", "well", "and you?"]

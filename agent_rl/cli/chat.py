@@ -14,6 +14,7 @@ from rich.text import Text
 
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import Section, list_settings, load_config
+from agent_rl.core.episode import StopReason
 from agent_rl.core.messages import Message
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import load_once, spec
@@ -104,6 +105,8 @@ def _talk(policy: AnyPolicy, settings: ChatSettings, tokens: bool) -> None:
             if episode.error is not None:
                 screen.say(f"{episode.error.type}: {episode.error.message}")
                 has_quit = True
+            elif episode.stop_reason is StopReason.TOKENS:
+                screen.say("the context is full, so a new conversation begins; policy.context=N holds more")
             if settings.out is not None and episode.turns:
                 out = episode_file(settings.out)
                 out.parent.mkdir(parents=True, exist_ok=True)

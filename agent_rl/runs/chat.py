@@ -142,7 +142,6 @@ class ChatRun(EpisodeRun):
                 self.messages += observation
                 length = conversation.observe(observation)
                 if limit is not None and length >= limit:
-                    await self.thread.call(lambda: self.terminal.say(f"the context of {limit} tokens is full"))
                     return StopReason.TOKENS
                 observation = await self.answer(env, conversation, None if limit is None else limit - length)
 
@@ -168,12 +167,18 @@ class ChatRun(EpisodeRun):
 
 
 def chat(job: Job, policy: AnyPolicy, terminal: Terminal) -> tuple[Episode, bool]:
-    """Hold one conversation in this thread; return it as an episode, and whether the person quit."""
+    """Hold one conversation in this thread; return it as an episode, and whether the person quit.
+
+    An interrupt amid a reply quits, too: what was said before it is the conversation.
+    """
     thread = CallingThread()
     run = ChatRun(job, policy, terminal, thread)
-    episode = thread.serve(run.play(scored=False))
+    try:
+        episode = thread.serve(run.play(scored=False))
+    except KeyboardInterrupt:
+        run.left, episode = QuitError(), run.ended_by(StopReason.TURNS)
     unscored = (Reward("chat", None, source="person"),)  # none at all would be 0
-    return replace(episode, rewards=unscored), not isinstance(run.left, ResetError)
+    return replace(episode, rewards=unscored), isinstance(run.left, QuitError)
 
 
 def chat_job(env: EnvSpec, env_args: dict[str, object], split: str, task: int, seed: int) -> Job:
