@@ -108,7 +108,7 @@ def test_run_refuses_to_mix_judgements(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_run_takes_rubrics_of_tasks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _ = call(capsys, "run", "run", "task:rubric", "-o", "own.jsonl", "--where", "id=e*")
+    status, _ = call(capsys, "run", "run", "task:rubric", "-o", "own.jsonl", "--where", "id=e*", "judge.concurrency=1")
     judged = load_judged("own.jsonl")
     assert status == 0 and [j.score for j in judged.judgements] == [1.0, 1.0, 1.0, 0.0]
     assert judged.rubric_of(judged.episodes[1]).criteria[0].rule == ar.Rule("contains", "forty-nine")
@@ -187,7 +187,7 @@ def test_run_again_asks_once_more_after_passing_faults(folder: Path) -> None:
     assert sorted(judge.asked) == ["e0", "e2"] and len(found.judgements) == 4
     summary = summarise_judged(found, {"m": Price(input=1, output=2)})
     assert (summary.scored, summary.unscored, summary.faults) == (3, 1, {"refused": 1})
-    assert summary.cost == pytest.approx(0.5) and summary.usage.replies == 5  # with the call that was in vain
+    assert summary.cost == pytest.approx(0.6) and summary.usage.replies == 6  # with the calls that were in vain
     assert summary.suspect.successes == 1 and summary.score.value == 1.0
 
 

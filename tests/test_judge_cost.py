@@ -98,10 +98,21 @@ def test_run_stops_at_its_cost_and_continues(capsys: pytest.CaptureFixture[str])
     with FakeOpenAI(FakeJudge()) as server:  # 0.11 a call
         words = ("judge.prices=prices.yaml", "judge.concurrency=1", "-o", "a.jsonl")
         status, said = call(capsys, server, "run", "--max-cost", "0.3", *words)
-        assert status == 1 and "the calls have cost judge.max_cost=0.3; 3 episodes are judged in a.jsonl" in said
+        assert status == 1 and "the calls have cost 0.33 (judge.max_cost=0.3); 3 episodes are judged in a.jsonl" in said
         assert "--max-cost 0.3" in said and len(server.asked) == 3
         assert not any(j.faults for j in load_judged("a.jsonl").judgements)
         assert call(capsys, server, "run", *words)[0] == 0 and len(server.asked) == 6
+
+
+def test_run_counts_the_calls_of_judgements_that_its_cost_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("judge.prices=prices.yaml", "judge.per_call=1", "judge.concurrency=4", "-o", "a.jsonl")
+    with FakeOpenAI(FakeJudge()) as server:  # two calls an episode
+        said = call(capsys, server, "run", "--max-cost", "0.1", *words)[1]
+        paid = len(server.asked)
+        assert load_judged("a.jsonl").judgements == () and f"cost {paid * 0.11:.4g} (judge.max_cost=0.1); 0 epi" in said
+        assert f"calls: {paid}, attempts: {paid}" in said and f"cost {paid * 0.11:.4g}\n" in said
+        said = call(capsys, server, "run", *words)[1]
+        assert len(server.asked) == 12 and "calls: 12, attempts: 12" in said and "of 6 episodes, 0 unscored" in said
 
 
 def test_run_counts_an_episode_that_is_judged_again_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         judging = Judging(plan, judge, writer, _progress(progress, plan))
         stop = Stop(progress.say, "Stopping; Ctrl-C again does not wait for what is under way.")
         is_stopped = _judge(judging, stop)
-        logged = judge.caller.logged if isinstance(judge, ModelJudge) else 0
+        logged, cost = (judge.caller.logged, judge.cost) if isinstance(judge, ModelJudge) else (0, 0.0)
     judged = load_judged(plan.out)
     state = f"{len(judged.episodes)} episodes are judged in {plan.out}"
     again = f"continue with: {_again(arguments)}"
@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     if logged:
         print(f"{logged:,} calls were in {plan.calls}, and not made again")
     if judging.is_out_of_money:
-        raise ConfigError(f"the calls have cost judge.max_cost={plan.config.max_cost:g}; {state}; {again}")
+        limit = f"judge.max_cost={plan.config.max_cost:g}"
+        raise ConfigError(f"the calls have cost {cost:.4g} ({limit}); {state}; {again}")
     page = command("judge", "report", str(plan.out), "--html", str(plan.out.with_suffix(".html")))
     print(f"{len(judged.episodes)} judgements in {plan.out}; as a page: {page}")
     return 0

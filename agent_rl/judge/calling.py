@@ -163,7 +163,8 @@ class Caller:
         try:
             said = (await client.ask(body, size / CHARACTERS, tally)).choices
         except PolicyError as error:
-            usage.append(used := tally.usage())
+            if (used := tally.usage()).attempts:
+                usage.append(used)
             if str(error) == client.stop:
                 if not self._is_spent:
                     raise ConfigError(client.stop) from None

@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from agent_rl.core.escaping import ESCAPE, escape, unescape, with_strings
-from agent_rl.core.judgement import Judgement
+from agent_rl.core.judgement import JudgeFault, Judgement
 from agent_rl.core.messages import JSON
 from agent_rl.core.usage import Usage
 from agent_rl.errors import ConfigError, StoreError
@@ -90,7 +90,7 @@ class Judged:
     episodes: tuple[JudgedEpisode, ...]
     """The last judgement of each episode, in the order of the first ones."""
     replaced: tuple[Usage, ...] = field(default=(), repr=False)
-    """What the judgements used that were made once more."""
+    """What the judgements used that were made once more, or that the limit of cost cut short."""
     path: Path | None = None
 
     @property
@@ -144,6 +144,9 @@ def load_judged(path: str | os.PathLike[str]) -> Judged:
             raise StoreError(
                 f"{file}:{at} is damaged: {where}: {first['msg']}; delete it to read the others"
             ) from error
+        if JudgeFault.COST in each.judgement.faults:
+            replaced += each.judgement.usage
+            continue
         if (old := lines.get(each.judgement.episode)) is not None:
             replaced += old.judgement.usage
         lines[each.judgement.episode] = each

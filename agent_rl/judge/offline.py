@@ -115,7 +115,7 @@ class Judging:
         self.places = [place for place, id in zip(selected.places, selected.ids, strict=True) if id not in final]
 
     async def run(self) -> None:
-        """Judge all; what the limit of cost cuts short is not kept.
+        """Judge all; of what the limit of cost cuts short only the usage is kept.
 
         Raises:
             ConfigError: if the judge or a task's rubric can't be used.
@@ -129,11 +129,12 @@ class Judging:
             episode = episode_at(self.plan.selection.path, place)
             rubric = self.plan.rubric_of(episode)
             judgement = await self.judge.judge(episode, rubric)
-            if JudgeFault.COST in judgement.faults:
-                self.is_out_of_money = True
-            else:
+            is_cut = JudgeFault.COST in judgement.faults
+            if judgement.usage or not is_cut:
                 own = None if self.plan.rubric else rubric
                 self.writer.write(JudgedEpisode(judgement, episode.group_id, own, task_key(episode.task)))
+            self.is_out_of_money |= is_cut
+            if not is_cut:
                 self.done += 1
                 self.on_judged(self)
             if self.is_out_of_money:
