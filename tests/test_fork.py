@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -116,6 +119,24 @@ def test_fork_refuses_a_prefix_that_differs(change: dict[str, object], found: st
     job = fork_jobs(SPEC, replace(PARENT, **change), 2)[0]  # type: ignore[arg-type]
     with pytest.raises(ReplayError, match=f"episode 'first' does not replay: {found}"):
         asyncio.run(verify_prefix(job))
+
+
+def test_fork_asks_a_model_user_from_its_turn_on() -> None:
+    class Buyer(ar.DialogueEnv):
+        said: ClassVar[Iterator[int]] = itertools.count()
+
+        async def reset(self, task, rng):
+            words = (f"hm {next(self.said)}" for _ in range(4))
+            self.user = ar.ModelUser(token_policy(*words), "You buy.")
+            return await self.open_dialogue()
+
+    buyer = dice_spec(Buyer, Budget(turns=3))
+    parent = run_dice(token_policy("which?", "that?", "this?"), budget=buyer.budget, cls=Buyer)
+    (job,) = fork_jobs(buyer, parent, 1)
+    asyncio.run(verify_prefix(job))
+    child = asyncio.run(run_episode(job, token_policy("red?", "blue?")))
+    assert child.messages[:3] == parent.messages[:3] and child.turns == 3 and child.error is None
+    assert {m.content for m in child.messages[3:]}.isdisjoint(m.content for m in parent.messages)
 
 
 def test_fork_refuses_one_players_part_of_a_match() -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from agent_rl.core.episode import Episode, Origin, StepRecord, StopReason
-from agent_rl.core.messages import Message, Observation, Step, own_task
+from agent_rl.core.messages import Message, Step
 from agent_rl.errors import AgentRLError, ConfigError, ReplayError
 from agent_rl.gym.budget import Budget
+from agent_rl.gym.cassette import cassette
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import episode_seed
@@ -23,8 +24,10 @@ from agent_rl.policy.base import Conversation, EnvPolicy, Prefix
 from agent_rl.policy.baselines import nothing_policy
 from agent_rl.policy.delegation import DELEGATE
 from agent_rl.rendering.base import Renderer
+from agent_rl.replay.cassette import RecordedAnswers
 from agent_rl.replay.companions import is_of_match
 from agent_rl.replay.compare import compare_answer, compare_messages
+from agent_rl.replay.record import Record
 from agent_rl.replay.result import Result, Status
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.episode import EpisodeRun
@@ -32,6 +35,7 @@ from agent_rl.rollout.job import (
     Branch,
     Call,
     Job,
+    Reset,
     amid_sub_agent,
     began_sub_agent,
     messages_before,
@@ -40,7 +44,6 @@ from agent_rl.rollout.job import (
     resume_policy,
     seen_before,
 )
-from agent_rl.seeds import Stream, rng
 
 _BUDGETS = (StopReason.TURNS, StopReason.TOKENS, StopReason.SECONDS)
 """Endings after which the environment would have heard another reply."""
@@ -66,16 +69,25 @@ class ReplayedBranch(Branch):
                 f"follows it; fork at turn {turn - 1} or before"
             )
 
-    async def reach(self, env: Env, opening: tuple[Message, ...], call: Call) -> None:
-        """Step the recorded replies.
+    async def reach(self, env: Env, reset: Reset, call: Call) -> None:
+        """Step the recorded replies; a user that a model plays says what is recorded, and is asked from the turn on.
 
         Raises:
             ReplayError: with the first difference.
         """
+        answers = RecordedAnswers(Record(self.episode), outside=False)
+        before = cassette.set(answers)
+        try:
+            await self._step(env, await reset(env), call, answers)
+        finally:
+            cassette.reset(before)
+
+    async def _step(self, env: Env, opening: tuple[Message, ...], call: Call, answers: RecordedAnswers) -> None:
         episode = self.episode
         at = len(messages_before(episode, 0))
         _require_same(episode, "the opening", compare_messages("opening", episode.messages[:at], opening))
         for turn, record in enumerate(episode.steps[: self.turn]):
+            answers.begin(turn)
             reply, observed = episode.messages[at], episode.messages[at + 1 : at + 1 + record.messages]
             step = cast(Step, await call("step", env.step, reply))
             heard = messages_of(step.observation)
@@ -200,8 +212,7 @@ async def verify_prefix(job: Job) -> Sequence[ToolSpec]:
     assert job.branch is not None
     run = EpisodeRun(job, nothing_policy(), env := job.spec.make(**job.env_args))
     try:
-        opening = await run.call("reset", env.reset, own_task(job.task), rng(Stream.ENVIRONMENT, job.seed))
-        await job.branch.reach(env, messages_of(cast(Observation, opening)), run.call)
+        await job.branch.reach(env, run.reset, run.call)
         return env.tools
     except AgentRLError:
         raise

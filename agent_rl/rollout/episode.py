@@ -125,14 +125,12 @@ class EpisodeRun:
 
     async def interact(self, env: Env) -> StopReason:
         """Play from the opening, or from the branch."""
-        generator = rng(Stream.ENVIRONMENT, self.job.seed)
-        task = own_task(self.job.task)
-        observation = messages_of(await self.call("reset", env.reset, task, generator))
         if self.job.branch is None:
+            observation = await self.reset(env)
             self.stage = "policy"
             self.conversation = conversation = self.start(env)
         else:
-            self.conversation = conversation = await self.resume(env, self.job.branch, observation)
+            self.conversation = conversation = await self.resume(env, self.job.branch)
             observation = ()  # the prefix holds all that was observed
             if (over := self.ended(terminated=False, truncated=False)) is not None:
                 return over
@@ -173,15 +171,20 @@ class EpisodeRun:
                 self.messages += observation
                 return ended
 
+    async def reset(self, env: Env) -> tuple[Message, ...]:
+        """Reset the environment with the job's task and seed; return the opening."""
+        generator = rng(Stream.ENVIRONMENT, self.job.seed)
+        return messages_of(await self.call("reset", env.reset, own_task(self.job.task), generator))
+
     def start(self, env: Env) -> Conversation:
         """Begin the dialogue; a script gets the environment."""
         if _sees_env(type(self.policy)):
             return cast(EnvPolicy, self.policy).start_in(env, self.job.seed)
         return cast(Policy, self.policy).start(env.tools, self.job.seed)
 
-    async def resume(self, env: Env, branch: Branch, opening: tuple[Message, ...]) -> Conversation:
+    async def resume(self, env: Env, branch: Branch) -> Conversation:
         """Bring the environment, and begin the conversation, where the branch left them."""
-        await branch.reach(env, opening, self.call)
+        await branch.reach(env, self.reset, self.call)
         turn = self.replies = branch.turn
         self.calls = branch.tool_calls
         self.messages += messages_before(branch.episode, turn)

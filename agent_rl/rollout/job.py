@@ -20,6 +20,8 @@ from agent_rl.policy.base import AnyPolicy, Conversation, Prefix, Resumable
 
 Call: TypeAlias = Callable[..., Awaitable[object]]
 """Calls a method of the environment, given a stage's name, the method and its arguments, within its time."""
+Reset: TypeAlias = Callable[[Env], Awaitable[tuple[Message, ...]]]
+"""Resets an environment with an episode's task and seed; returns the opening."""
 
 ROLLOUT = Origin("rollout")
 """The origin of a job that says none."""
@@ -76,14 +78,15 @@ class Branch:
         """
         return prefix_of(self.episode, self.turn, seen_before(self.episode, self.turn))
 
-    async def reach(self, env: Env, opening: tuple[Message, ...], call: Call) -> None:
-        """Bring a fresh environment, which was reset, to what it was before the turn.
+    async def reach(self, env: Env, reset: Reset, call: Call) -> None:
+        """Bring a fresh environment to what it was before the turn.
 
         Args:
             env: the fresh environment.
-            opening: what `reset` returned.
+            reset: resets it as the episode's was.
             call: how its methods are called.
         """
+        await reset(env)
         await call("restore", env.restore, self.snapshot)
 
     def begin(self, policy: AnyPolicy, env: Env) -> Conversation:

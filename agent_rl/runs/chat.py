@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from agent_rl.concurrency import CallingThread
 from agent_rl.core.episode import Episode, Origin, Reward, StopReason
-from agent_rl.core.messages import Message, Step, Task, own_task
+from agent_rl.core.messages import Message, Step, Task
 from agent_rl.core.trajectory import Completion, FinishReason
 from agent_rl.engines.base import InferenceEngine, SamplingParams, Session
 from agent_rl.engines.resuming import joined
@@ -21,7 +21,6 @@ from agent_rl.policy.base import AnyPolicy, Conversation
 from agent_rl.policy.human import QuitError
 from agent_rl.rollout.episode import EpisodeRun
 from agent_rl.rollout.job import Job
-from agent_rl.seeds import Stream, rng
 
 CHUNK = 4
 """Tokens that are sampled between two looks at what is new."""
@@ -122,9 +121,7 @@ class ChatRun(EpisodeRun):
 
     async def interact(self, env: Env) -> StopReason:
         """Let the person and the policy take turns, until the person leaves or the context is full."""
-        generator = rng(Stream.ENVIRONMENT, self.job.seed)
-        opening = messages_of(await self.call("reset", env.reset, own_task(self.job.task), generator))
-        observation = tuple(m for m in opening if m.role == "system")  # the task is the person's to give
+        observation = tuple(m for m in await self.reset(env) if m.role == "system")  # the task is the person's to give
         self.stage = "policy"
         self.conversation = conversation = self.start(env)
         limit = conversation.context_limit
