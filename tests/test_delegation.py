@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.errors import ConfigError
+from agent_rl.formats.atif import atif_rows
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.tool import tool
 from agent_rl.policy import TokenPolicy
@@ -115,6 +117,28 @@ def test_delegated_tokens_earn_what_comes_after_them(advantage: str) -> None:
     for turn, to_come in ((0, 1.5), (1, 0.5)):
         expected = torch.full_like(found[turns == turn], to_come - valued[turn])
         torch.testing.assert_close(found[turns == turn], expected)
+
+
+@pytest.mark.parametrize(
+    ("replies", "turns"),
+    [
+        ((delegate("roll once"), CALL, "it is 5", "6"), None),
+        ((delegate("a"), "5", CALL, delegate("b"), CALL, CALL, "it", "6"), None),
+        ((delegate("a", "b"), "5", CALL, "x", delegate("c"), "y", "6"), None),
+        ((delegate("a"), CALL), 1),
+        ((delegate("a"), "x", "6"), 1),
+        ((CALL, "so far", "6"), None),  # a summary
+    ],
+)
+def test_export_holds_the_ids_that_reached_the_environment(replies: tuple[str | Message, ...], turns: int) -> None:
+    policy = delegating(*replies)
+    if replies[1] == "so far":
+        policy = replace(policy, delegate=None, shorten=Shortening(rule="summarise", over_tokens=30))
+    episode = run_dice(policy, budget=Budget(turns=turns))
+    (row,) = atif_rows([episode])
+    found = [s["metrics"]["completion_token_ids"] for s in cast("Any", row["steps"]) if s["source"] == "agent"]
+    wanted = [RENDERER.reply(m) for m in episode.messages if m.role == "assistant"]
+    assert found == wanted and len(episode.trajectories) > 1
 
 
 def test_failure_amid_a_turn_counts_nowhere() -> None:

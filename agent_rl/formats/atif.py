@@ -8,14 +8,16 @@ field for (the task, rewards, errors of tools) is in its `extra` objects.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from itertools import groupby
+from typing import NamedTuple, cast
 
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
-from agent_rl.core.trajectory import Source
+from agent_rl.core.trajectory import Source, Span, Trajectory
 from agent_rl.core.turns import turns
 from agent_rl.formats.chat import text_of
 from agent_rl.rendering.chat_format import as_unicode
+from agent_rl.rollout.job import sub_agents
 from agent_rl.version import __version__
 
 VERSION = "ATIF-v1.4"
@@ -48,7 +50,7 @@ def atif_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
 
 
 def _steps(episode: Episode) -> Iterator[dict[str, JSON]]:
-    messages = list(episode.messages)
+    messages, pieces = list(episode.messages), _pieces(episode)
     turn = -sum(message.role == "assistant" for message in next(turns(episode)).messages)  # examples are no turns
     while messages:
         message = messages.pop(0)
@@ -59,11 +61,14 @@ def _steps(episode: Episode) -> Iterator[dict[str, JSON]]:
         results = []
         while messages and messages[0].role == "tool":
             results.append(messages.pop(0))
-        yield _agent_step(message, results, episode, turn)
+        sampled = _said_to_env(pieces, turn, message, turn == episode.turns - 1)
+        yield _agent_step(message, results, episode, turn, sampled)
         turn += 1
 
 
-def _agent_step(said: Message, results: Sequence[Message], episode: Episode, turn: int) -> dict[str, JSON]:
+def _agent_step(
+    said: Message, results: Sequence[Message], episode: Episode, turn: int, sampled: _Piece | None
+) -> dict[str, JSON]:
     ids = {call.id for call in said.tool_calls}
     errors = {str(m.tool_call_id): m.tool_error.value for m in results if m.tool_error}
     broken = {call.id: call.error for call in said.tool_calls if call.error}
@@ -80,27 +85,62 @@ def _agent_step(said: Message, results: Sequence[Message], episode: Episode, tur
             for c in said.tool_calls
         ],
         "observation": {"results": answered} if answered else None,
-        "metrics": _metrics(episode, turn),
+        "metrics": _metrics(sampled),
         "extra": {name: value for name, value in extra.items() if value},
     }
     step: dict[str, JSON] = {"source": "agent", "message": as_unicode(said.content)}
     return step | {name: value for name, value in optional.items() if value}
 
 
-def _metrics(episode: Episode, turn: int) -> dict[str, JSON]:
-    """Return the tokens that a turn sampled, of the trajectory that has them first."""
-    for trajectory in episode.trajectories:
+def _metrics(piece: _Piece | None) -> dict[str, JSON]:
+    """Return the tokens that were sampled of what a turn said to the environment."""
+    if piece is None:
+        return {}
+    trajectory, spans = piece.trajectory, piece.spans
+    ids, logprobs = trajectory.token_ids, trajectory.logprobs
+    return {
+        "prompt_tokens": spans[0].start,
+        "completion_tokens": sum(s.stop - s.start for s in spans),
+        "completion_token_ids": [id for s in spans for id in ids[s.start : s.stop].tolist()],
+        "logprobs": [x for s in spans for x in logprobs[s.start : s.stop].tolist()],
+    }
+
+
+class _Piece(NamedTuple):
+    """What was sampled at once."""
+
+    agent: tuple[int, int]
+    """Whose it is, as of `sub_agents`."""
+    trajectory: Trajectory
+    spans: list[Span]
+
+
+def _pieces(episode: Episode) -> dict[int, list[_Piece]]:
+    """Return what was sampled by turn, in the order of the trajectories, without what a fork repeats."""
+    found: dict[int, list[_Piece]] = {}
+    for agent, trajectory in zip(sub_agents(episode), episode.trajectories, strict=True):
         shared = trajectory.forked_from.position if trajectory.forked_from else 0
-        spans = [s for s in trajectory.spans if s.source is Source.POLICY and s.turn == turn and s.stop > shared]
-        if spans:
-            ids, logprobs = trajectory.token_ids, trajectory.logprobs
-            return {
-                "prompt_tokens": spans[0].start,
-                "completion_tokens": sum(s.stop - s.start for s in spans),
-                "completion_token_ids": [id for s in spans for id in ids[s.start : s.stop].tolist()],
-                "logprobs": [x for s in spans for x in logprobs[s.start : s.stop].tolist()],
-            }
-    return {}
+        for _, run in groupby(trajectory.spans, lambda s: (s.source in (Source.POLICY, Source.TEMPLATE), s.turn)):
+            spans = [s for s in run if s.source is Source.POLICY and s.stop > shared]
+            if spans:
+                found.setdefault(spans[0].turn, []).append(_Piece(agent, trajectory, spans))
+    return found
+
+
+def _said_to_env(pieces: Mapping[int, Sequence[_Piece]], turn: int, said: Message, is_last: bool) -> _Piece | None:
+    """Return where a turn's reply was sampled; None if it was not, or that is not known.
+
+    Summaries, calls of `delegate` and the answers of sub-agents are sampled in a turn as well, and stay in it.
+    """
+    at_work = {piece.agent for piece in pieces.get(turn + 1, ())}
+    own = [piece for piece in pieces.get(turn, ()) if piece.agent[0] < 0]
+    others = [piece for piece in pieces.get(turn, ()) if piece.agent[0] >= 0]
+    if staying := [piece for piece in others if not own or piece.agent in at_work]:
+        return staying[-1]
+    began = [piece for piece in others if piece.agent[1] == turn]
+    if began and is_last and said.tool_calls:  # the sub-agent's, unless it had answered
+        return began[-1] if len(own) == 1 else None
+    return own[-1] if own else None
 
 
 def read_atif(row: JSON) -> tuple[tuple[Message, ...], _Row]:

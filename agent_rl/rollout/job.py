@@ -126,7 +126,7 @@ def messages_before(episode: Episode, turn: int) -> tuple[Message, ...]:
 
 def prefix_of(episode: Episode, turn: int, token_ids: tuple[int, ...]) -> Prefix:
     """Return the dialogue before the policy's reply of a turn, given the ids that the engine had seen by then."""
-    agents = {first for first, began in _sub_agents(episode) if 0 <= began < turn}
+    agents = {first for first, began in sub_agents(episode) if 0 <= began < turn}
     messages, sampled = messages_before(episode, turn), _sampled_before(episode, turn)
     return Prefix(messages, token_ids, turn, sampled, episode.seed, len(agents))
 
@@ -158,10 +158,10 @@ def amid_sub_agent(episode: Episode, turn: int) -> ConfigError:
 
 def began_sub_agent(episode: Episode, turn: int) -> bool:
     """Return whether a sub-agent was called in a turn."""
-    return any(began == turn for _, began in _sub_agents(episode))
+    return any(began == turn for _, began in sub_agents(episode))
 
 
-def _sub_agents(episode: Episode) -> list[tuple[int, int]]:
+def sub_agents(episode: Episode) -> list[tuple[int, int]]:
     """Return whose each trajectory is: a sub-agent's first one and the turn of its call; -1 and -1 of the caller's."""
     trajectories, found = episode.trajectories, list[tuple[int, int]]()
     for at, trajectory in enumerate(trajectories):
@@ -175,7 +175,7 @@ def _sub_agents(episode: Episode) -> list[tuple[int, int]]:
 
 def _context(episode: Episode, turn: int) -> int | None:
     """Return which trajectory, none of a sub-agent, a turn's reply began in; None if nothing was sampled there."""
-    agents, trajectories = _sub_agents(episode), episode.trajectories
+    agents, trajectories = sub_agents(episode), episode.trajectories
     until = next((at for at, (_, began) in enumerate(agents) if began == turn), len(agents))
     own = (at for at in reversed(range(until)) if not trajectories[at].is_delegated)
     return next((at for at in own if trajectories[at].before(turn) is not None), None)
@@ -186,7 +186,7 @@ def _sampled_before(episode: Episode, turn: int) -> int | None:
 
     None of a continuation, which does not hold what its parent sampled.
     """
-    trajectories, agents = episode.trajectories, _sub_agents(episode)
+    trajectories, agents = episode.trajectories, sub_agents(episode)
     if episode.parent is not None and trajectories:
         return None
     replied = _context(episode, turn) or 0
