@@ -37,7 +37,8 @@ from agent_rl.policy.shortening import Shortening
 from agent_rl.replay.fork import fork_jobs
 from agent_rl.rollout import continuation, run_episode, run_jobs
 from agent_rl.rollout.evaluation import rollout_metrics
-from agent_rl.rollout.job import Job, prefix_of
+from agent_rl.rollout.job import Job
+from agent_rl.rollout.prefix import prefix_of
 from agent_rl.store.codec import dump_line, load_line
 from tests.doubles import CALL, Dice, UnprovenRenderer, dice_spec, run_dice, sampled, small_renderer
 from tests.engines import DEVICE, TINY, assert_sampled_in, shaken

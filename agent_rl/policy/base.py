@@ -128,6 +128,17 @@ AnyPolicy: TypeAlias = Policy | EnvPolicy
 """What an episode can be run with."""
 
 
+def require_resumable(policy: AnyPolicy) -> Resumable:
+    """Return a policy.
+
+    Raises:
+        PolicyError: if it can't continue an episode.
+    """
+    if not isinstance(policy, Resumable):
+        raise PolicyError(f"{type(policy).__name__} can't continue an episode: it has no resume(tools, seed, prefix)")
+    return policy
+
+
 def unread(error: RenderError, messages: Sequence[Message], env: str) -> RenderError | ConfigError:
     """Return what to raise where a conversation could not observe messages: of an image, what names the environment."""
     return ConfigError(f"{env}: {error}") if images_in(messages) else error

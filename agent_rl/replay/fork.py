@@ -20,7 +20,7 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import episode_seed
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy import AnyPolicy, TokenPolicy
-from agent_rl.policy.base import Conversation, EnvPolicy, Prefix
+from agent_rl.policy.base import Conversation, EnvPolicy, Prefix, require_resumable
 from agent_rl.policy.baselines import nothing_policy
 from agent_rl.policy.delegation import DELEGATE
 from agent_rl.rendering.base import Renderer
@@ -31,19 +31,9 @@ from agent_rl.replay.record import Record
 from agent_rl.replay.result import Result, Status
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.episode import EpisodeRun
-from agent_rl.rollout.job import (
-    Branch,
-    Call,
-    Job,
-    Reset,
-    amid_sub_agent,
-    began_sub_agent,
-    messages_before,
-    prefix_of,
-    require_caller,
-    resume_policy,
-    seen_before,
-)
+from agent_rl.rollout.job import Branch, Call, Job, Reset
+from agent_rl.rollout.prefix import messages_before, prefix_of, seen_before
+from agent_rl.rollout.sub_agents import amid_sub_agent, began_sub_agent, require_caller
 
 _BUDGETS = (StopReason.TURNS, StopReason.TOKENS, StopReason.SECONDS)
 """Endings after which the environment would have heard another reply."""
@@ -103,9 +93,9 @@ class ReplayedBranch(Branch):
         """
         if isinstance(policy, EnvPolicy):
             return policy.start_in(env, self.seed)
-        return resume_policy(policy, env, self.seed, self.prefix_of(policy, env.tools))
+        return require_resumable(policy).resume(env.tools, self.seed, self.prefix(policy, env.tools))
 
-    def prefix_of(self, policy: AnyPolicy, tools: Sequence[ToolSpec]) -> Prefix:
+    def prefix(self, policy: AnyPolicy, tools: Sequence[ToolSpec]) -> Prefix:
         """Return the dialogue before the turn, with the ids that the engine had seen, if the policy reads such.
 
         Raises:

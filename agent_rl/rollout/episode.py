@@ -26,8 +26,9 @@ from agent_rl.gym.budget import overdue
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, FullContextError, Policy, Reply, unread
 from agent_rl.rollout.closing import close_env
-from agent_rl.rollout.job import Branch, Job, messages_before
+from agent_rl.rollout.job import Branch, Job
 from agent_rl.rollout.lost_sandbox import only_losses, scored_anyway
+from agent_rl.rollout.prefix import messages_before
 from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
 

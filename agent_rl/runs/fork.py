@@ -19,13 +19,12 @@ from agent_rl.gym.registry import load_once, spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
 from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy
-from agent_rl.policy.base import EnvPolicy
+from agent_rl.policy.base import EnvPolicy, require_resumable
 from agent_rl.policy.human import HumanPolicy
 from agent_rl.replay.fork import fork_group, fork_jobs, verify_prefix
 from agent_rl.replay.play import play_episode
 from agent_rl.rollout import Job
 from agent_rl.rollout.group import stream_finished
-from agent_rl.rollout.job import require_resumable
 from agent_rl.runs.folder import file_of, load_imports, load_imports_beside, save_config
 from agent_rl.runs.rollout import sampling_of
 from agent_rl.store.episodes import EpisodeWriter
@@ -158,7 +157,7 @@ def start_fork(
         with chosen as policy, run_judge(settings.judge, env, out.parent):
             if policy is not None and not isinstance(policy, EnvPolicy):
                 require_resumable(policy)
-            keeps_tokens = bool(policy and branch and branch.prefix_of(policy, tools).token_ids)
+            keeps_tokens = bool(policy and branch and branch.prefix(policy, tools).token_ids)
             out.parent.mkdir(parents=True, exist_ok=True)
             if not out.exists():
                 save_config(out.parent, settings.model_copy(update={"imports": imports}), out.with_suffix(".yaml").name)
