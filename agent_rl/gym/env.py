@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
-import inspect
 import reprlib
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
 
-from agent_rl.concurrency import call, maybe_await, run_together
+from agent_rl.concurrency import call
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.images import Image
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Observation, Step, Task
-from agent_rl.core.meter import Meter, meter
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import DefinitionError
-from agent_rl.gym.budget import Budget, overdue
-from agent_rl.gym.reward import RewardComponent, RewardMethod, as_reward, collect_rewards, declared_members
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.reward import RewardComponent, collect_rewards, declared_members
+from agent_rl.gym.scoring import Scoring
 from agent_rl.gym.task_files import TaskRows
 from agent_rl.gym.tasks import TaskFunction
 from agent_rl.gym.tool import AnyTool, Tool, ToolSpec, call_tools
-from agent_rl.worker_threads import WorkerCall
 
 Script: TypeAlias = Generator[str | Message, tuple[Message, ...], None]
 """Plays the policy: yields an answer (a str is an assistant message), is sent the observation that it led to."""
@@ -193,59 +190,8 @@ class Env:
             ValueError: if one returns NaN or an infinity.
             TimeoutError: if they take more than `seconds` together.
         """
-        components = self.reward_components
-        scores: dict[str, Reward] = {}
-        judged: dict[str, Judgement] = {}
-
-        def keep(component: RewardComponent, value: object) -> None:
-            scores[component.name] = as_reward(component, value, f"{type(self).__name__}.{component.attribute}")
-            if judgements is not None and isinstance(value, Judgement):
-                judged[component.name] = value
-                judgements[:] = [judged[c.name] for c in components if c.name in judged]
-
-        left = []
-        for c in components:
-            if c.inline:
-                keep(c, getattr(self, c.attribute)(episode))
-            else:
-                left.append(c)
-        if not left:
-            return tuple(scores.values())
-        sync = [] if self.blocking else [c for c in left if not c.is_async]
-
-        async def score_one(c: RewardComponent) -> None:
-            thread = None if c.is_async else f"{type(self).__name__}.{c.attribute}"
-            keep(c, await call(functools.partial(getattr(self, c.attribute), episode), thread=thread))
-
-        async def score_sync() -> None:
-            for c, value in zip(sync, await running.result(), strict=True):
-                keep(c, await maybe_await(value))
-
-        waiting: list[Callable[[], Awaitable[None]]]
-        waiting = [functools.partial(score_one, c) for c in left if c not in sync]
-        if sync:  # one after the other in a thread, as one may never return
-            methods: list[RewardMethod] = [getattr(self, c.attribute) for c in sync]
-            thread = f"{type(self).__name__}.{sync[0].attribute}"
-            running = WorkerCall(lambda: [m(episode) for m in methods], thread, quick=True)
-            if await running.returns_quickly() and not any(map(inspect.isawaitable, running.finished())):
-                for c, value in zip(sync, running.finished(), strict=True):
-                    keep(c, value)
-            else:
-                waiting.insert(0, score_sync)
-        if waiting:
-            metered = meter.get() or Meter()
-            try:
-                async with asyncio.timeout(seconds) as clock:
-                    metered.clock = clock
-                    await run_together(waiting)
-            except TimeoutError:
-                if not clock.expired():
-                    raise
-                late = ", ".join(c.name for c in components if c.name not in scores)
-                raise overdue(f"score (of {late})", seconds) from None
-            finally:
-                metered.clock = None
-        return tuple(scores[c.name] for c in components)
+        scoring = Scoring(self, self.reward_components, episode, judgements)
+        return await scoring.run(seconds, blocking=self.blocking)
 
     def oracle(self) -> Script:
         """Play a solution of the task that `reset` was given."""
