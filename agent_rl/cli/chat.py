@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_rl.cli.settings import settings_of
-from agent_rl.config import Section, list_settings, load_config
+from agent_rl.config import list_settings, load_config
 from agent_rl.core.episode import StopReason
 from agent_rl.core.messages import Message
 from agent_rl.errors import ConfigError
-from agent_rl.gym.registry import load_once, spec
+from agent_rl.gym.registry import load_all_once, spec
 from agent_rl.gym.tasks import TRAIN
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy
-from agent_rl.policy.by_name import POLICIES, PolicyConfig, model_folder, open_policy, sampling_params
+from agent_rl.policy.by_name import POLICIES, SamplingSettings, model_folder, open_policy, sampling_params
 from agent_rl.policy.human import QuitError
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.runs.chat import ALONE, ResetError, StreamingEngine, Terminal, chat, chat_job
@@ -41,10 +41,9 @@ examples:
   agent-rl chat openai policy.model=MODEL env=search-v0"""
 
 
-class ChatSettings(Section):
+class ChatSettings(SamplingSettings):
     """Whom to talk to, and where."""
 
-    policy: PolicyConfig = PolicyConfig()
     env: str | None = None
     """The id of a registered environment whose tools the model may call; null for none."""
     env_args: dict[str, JsonValue] = Field(default_factory=dict)
@@ -55,9 +54,6 @@ class ChatSettings(Section):
     """Of the task whose world the tools are in; its question is not asked."""
     task: int = Field(0, ge=0)
     """Which of the split."""
-    temperature: float = Field(1.0, ge=0)
-    max_tokens: int | None = Field(None, ge=1)
-    """Of one reply; null leaves it to the model."""
     seed: int = Field(0, ge=0)
     out: str | None = None
     """An episode file to store each conversation in; null stores nothing."""
@@ -81,8 +77,7 @@ def talk(arguments: argparse.Namespace) -> int:
     else:
         own = {}
     settings = load_config(None, ChatSettings, settings={"policy.name": name, **own, **settings_of(arguments)})
-    for file in settings.imports:
-        load_once(file)
+    load_all_once(settings.imports)
     env = ALONE if settings.env is None else spec(settings.env)
     env.check_arguments(settings.env_args)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)

@@ -16,7 +16,7 @@ from agent_rl.checks.report import CheckReport, Finding
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import list_settings, load_config
 from agent_rl.errors import ConfigError
-from agent_rl.gym.registry import EnvSpec, load_once, spec
+from agent_rl.gym.registry import EnvSpec, load_all_once, spec
 from agent_rl.judge.build import build_judge
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.lint import lint
@@ -49,8 +49,7 @@ def check(arguments: argparse.Namespace) -> int:
     if "env" in given:
         raise ConfigError(f"env={given['env']}: name the environment without `env=`, as in agent-rl check search-v0")
     settings = load_config(None, JudgedCheckSettings, settings=given | {"env": arguments.env})
-    for file in settings.imports:
-        load_once(file)
+    load_all_once(settings.imports)
     env, n, seconds = spec(settings.env), settings.n, settings.seconds
     check_judges(settings.judge, env)
     with closing(build_judge(settings.judge)) as judge, use_judge(judge if settings.judge.model else None):

@@ -16,7 +16,7 @@ from agent_rl.core.messages import JSON, Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.env import Env
-from agent_rl.gym.registry import EnvSpec, load_once, spec
+from agent_rl.gym.registry import EnvSpec, load_all_once, spec
 from agent_rl.gym.task_selection import TaskSelection, select_tasks
 from agent_rl.gym.tasks import TRAIN, TaskSource, TaskStream
 from agent_rl.seeds import Stream, rng
@@ -151,8 +151,7 @@ def environment_of(settings: Mapping[str, Any]) -> EnvSpec:
     Args:
         settings: `env`, `imports`, and where they are set `env_args`, `tasks` and `split`.
     """
-    for file in settings["imports"]:
-        load_once(file)
+    load_all_once(settings["imports"])
     own = {name: settings[name] for name in ("env", "env_args", "tasks") if name in settings}
     found = EnvironmentSettings.model_validate(own)
     return load_environment(found, split=settings.get("split", TRAIN), budget=BudgetConfig())

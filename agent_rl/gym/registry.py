@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -292,6 +292,12 @@ def load_once(path: str | Path) -> ModuleType:
     file = str(Path(path).resolve())
     loaded = (module for module in list(sys.modules.values()) if vars(module).get("__file__") == file)
     return next(loaded, None) or load_file(path)
+
+
+def load_all_once(paths: Iterable[str | Path]) -> None:
+    """Run a user's files as `load_once` does."""
+    for path in paths:
+        load_once(path)
 
 
 def _versions(name: str) -> list[str]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeAlias, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
 
 from agent_rl.config import Section
 from agent_rl.engines.base import SamplingParams
@@ -76,6 +76,16 @@ class PolicyConfig(Section):
         return str(settings.get("folder") or settings.get("model") or self.name)
 
 
+class SamplingSettings(Section):
+    """A policy by name, and how a model samples as one."""
+
+    policy: PolicyConfig = PolicyConfig()
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """Of a model; 0 is greedy."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Of one reply; null for what a checkpoint says (`generation_config.json`), otherwise 1024."""
+
+
 class _Settings(Section):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -94,13 +104,14 @@ def sampling_params(policy: PolicyConfig, temperature: float = 1.0, max_tokens: 
     return SamplingParams(temperature=temperature, max_tokens=max_tokens or own or 1024)
 
 
-def ignored_sampling(policy: PolicyConfig, temperature: float, max_tokens: int | None) -> str:
+def ignored_sampling(settings: SamplingSettings) -> str:
     """Return a note on how to sample that the policy has no use for; an empty string if there is nothing to say."""
-    if policy.name not in POLICIES or "params" in inspect.signature(POLICIES[policy.name]).parameters:
+    name, temperature = settings.policy.name, settings.temperature
+    if name not in POLICIES or "params" in inspect.signature(POLICIES[name]).parameters:
         return ""
-    asked = {"temperature": temperature if temperature != 1.0 else None, "max_tokens": max_tokens}
-    names = " ".join(f"{name}={value:g}" for name, value in asked.items() if value is not None)
-    return f"{names}: policy={policy.name} does not sample, so that it changes nothing" if names else ""
+    asked = {"temperature": temperature if temperature != 1.0 else None, "max_tokens": settings.max_tokens}
+    names = " ".join(f"{key}={value:g}" for key, value in asked.items() if value is not None)
+    return f"{names}: policy={name} does not sample, so that it changes nothing" if names else ""
 
 
 def model_folder(folder: str) -> Path:

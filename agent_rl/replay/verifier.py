@@ -10,7 +10,7 @@ from functools import partial
 from agent_rl.concurrency import run_together
 from agent_rl.core.episode import Episode
 from agent_rl.errors import CheckpointError, ConfigError, RenderError, StoreError
-from agent_rl.gym.registry import EnvSpec, load_once, spec
+from agent_rl.gym.registry import EnvSpec, load_all_once, spec
 from agent_rl.remote.client import RemoteEnv
 from agent_rl.rendering.config import RendererConfig
 from agent_rl.replay.companions import Companions, is_of_match
@@ -49,8 +49,7 @@ class Verifier:
         self._companions = Companions(plan.path)
         self._specs: dict[str, EnvSpec | Result] = {}
         self._reader: TokenReader | Result | None = None
-        for file in plan.imports:
-            load_once(file)
+        load_all_once(plan.imports)
 
     def verify_all(self, places: Iterable[Place]) -> list[VerifiedEpisode]:
         """Verify the episodes at some places of the file, several at a time."""

@@ -14,7 +14,7 @@ from agent_rl.config import Count, Retries, Section
 from agent_rl.core.ending import Ending
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, load_environment
-from agent_rl.gym.registry import EnvSpec, load_once
+from agent_rl.gym.registry import EnvSpec, load_all_once
 from agent_rl.gym.tasks import EVAL, TRAIN
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.rendering.config import RendererConfig
@@ -153,9 +153,8 @@ class RunConfig(EnvironmentSettings):
     @field_validator("imports")
     @classmethod
     def _loaded(cls, files: tuple[str, ...]) -> tuple[str, ...]:
-        for file in files:  # before the algorithm is checked, which may name what the files register
-            if Path(file).is_file():
-                load_once(file)
+        # before the algorithm is checked, which may name what the files register
+        load_all_once(file for file in files if Path(file).is_file())
         return files
 
     @property
@@ -194,8 +193,7 @@ class RunConfig(EnvironmentSettings):
             UnknownEnvError: if there is no such environment.
             ConfigError: if a file can't be imported, a split doesn't exist, or the arguments don't fit.
         """
-        for file in self.imports:
-            load_once(file)
+        load_all_once(self.imports)
         env = load_environment(self, split=self.split, budget=self.budget)
         for split in (self.split, self.eval.split):
             env.tasks.require(split)

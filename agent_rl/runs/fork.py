@@ -12,13 +12,13 @@ from pathlib import Path
 from pydantic import Field
 
 from agent_rl.concurrency import CallingThread
-from agent_rl.config import Section, load_config
+from agent_rl.config import load_config
 from agent_rl.core.episode import Episode
 from agent_rl.gym.budget import BudgetConfig
-from agent_rl.gym.registry import load_once, spec
+from agent_rl.gym.registry import load_all_once, spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
-from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy
+from agent_rl.policy import AnyPolicy, SamplingSettings, open_policy
 from agent_rl.policy.base import EnvPolicy, require_resumable
 from agent_rl.policy.human import HumanPolicy
 from agent_rl.replay.fork import fork_group, fork_jobs, verify_prefix
@@ -38,21 +38,15 @@ HUMAN = "human"
 """The policy that is a person at the terminal."""
 
 
-class ForkSettings(Section):
-    """How a stored episode is continued."""
+class ForkSettings(SamplingSettings):
+    """How a stored episode is continued, as in a rollout; or by `policy=human`, who is asked at the terminal."""
 
-    policy: PolicyConfig = PolicyConfig()
-    """As of a rollout; or `human`, to be asked at the terminal."""
     imports: list[str] = Field(default_factory=list)
     """Files that register environments and policies, with those of the episode's run; --import adds one."""
     n: int = Field(1, ge=1)
     """Episodes, a group."""
     seed: int = Field(0, ge=0)
     """Of what the policy samples; the environment's random numbers are the stored episode's."""
-    temperature: float = Field(1.0, ge=0)
-    """Of a model; 0 is greedy."""
-    max_tokens: int | None = Field(None, ge=1)
-    """Of one reply; null for what a checkpoint says (`generation_config.json`), otherwise 1024."""
     budget: BudgetConfig = BudgetConfig()
     """Instead of the environment's own limits."""
     concurrency: int = Field(64, ge=1)
@@ -137,8 +131,7 @@ def start_fork(
     """
     parent = find_episode(path, episode_id)
     imports = [*load_imports_beside(episode_file(path)), *settings.imports]
-    for file in settings.imports:
-        load_once(file)
+    load_all_once(settings.imports)
     imports += load_imports(settings.policy.folder, imports)
     env = spec(parent.env)
     budget = settings.budget.instead_of(env.budget)
@@ -149,7 +142,7 @@ def start_fork(
         tools, branch = asyncio.run(verify_prefix(jobs[0])), jobs[0].branch
         turns = "1 turn" if at_turn == 1 else f"{at_turn} turns"
         progress.say(f"Replayed {turns} of the episode: the same as recorded.")
-        params = sampling_of(settings.policy, settings.temperature, settings.max_tokens, progress)
+        params = sampling_of(settings, progress)
         if settings.policy.name == HUMAN or player is not None:
             chosen: AbstractContextManager[AnyPolicy | None] = nullcontext(player)
         else:

@@ -12,7 +12,7 @@ from agent_rl.core.episode import Episode, Origin
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, load_environment
-from agent_rl.gym.registry import EnvSpec, load_once
+from agent_rl.gym.registry import EnvSpec, load_all_once
 from agent_rl.gym.tasks import TRAIN, task_key
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import run_judge
@@ -60,8 +60,7 @@ def play(
         ConfigError: if there is no such environment or split, or no task is left.
         KeyboardInterrupt: if the person drops an episode; those before it are stored.
     """
-    for file in settings.imports:
-        load_once(file)
+    load_all_once(settings.imports)
     env = load_environment(settings, split=settings.split, budget=settings.budget)
     with file_of(settings.out, "play") as out:
         thread = CallingThread()

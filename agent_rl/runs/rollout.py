@@ -23,10 +23,10 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, EnvSetting, load_environment, members_of
-from agent_rl.gym.registry import EnvSpec, load_once
+from agent_rl.gym.registry import EnvSpec, load_all_once
 from agent_rl.gym.tasks import EVAL
 from agent_rl.judge.config import JudgeConfig
-from agent_rl.policy import AnyPolicy, PolicyConfig, ignored_sampling, open_policy, sampling_params
+from agent_rl.policy import AnyPolicy, SamplingSettings, ignored_sampling, open_policy, sampling_params
 from agent_rl.policy.by_name import POLICIES
 from agent_rl.rollout import Evaluation, Job, split_jobs, stream_finished, summarise
 from agent_rl.rollout.closing import check_constructor
@@ -48,24 +48,19 @@ Key: TypeAlias = tuple[str, int]
 """Which task and sample an episode is of: its group and its seed."""
 
 
-class RolloutSettings(EnvironmentSettings):
+class RolloutSettings(SamplingSettings, EnvironmentSettings):
     """Episodes without training."""
 
     env: EnvSetting = "calculator-v0"
     """The id of a registered environment; `agent-rl envs` lists them. Or a mixture, as in training."""
     imports: list[str] = Field(default_factory=list)
     """Files that register environments and policies; --import adds one."""
-    policy: PolicyConfig = PolicyConfig()
     split: str = EVAL
     n: Count = 16
     """Tasks, the first of the split; of a mixture in all, divided by the weights."""
     samples: Count = 1
     """Episodes per task."""
     seed: int = Field(0, ge=0, lt=2**63)
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """Of a model; 0 is greedy."""
-    max_tokens: int | None = Field(None, ge=1)
-    """Of one reply; null for what a checkpoint says (`generation_config.json`), otherwise 1024."""
     budget: BudgetConfig = BudgetConfig()
     """Instead of the environment's own limits."""
     concurrency: int = Field(64, ge=1)
@@ -224,10 +219,9 @@ def _require_place(file: Path) -> None:
 
 @contextmanager
 def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator[_Rollout]:
-    for imported in settings.imports:
-        load_once(imported)
+    load_all_once(settings.imports)
     jobs = rollout_jobs(settings)
-    params = sampling_of(settings.policy, settings.temperature, settings.max_tokens, progress)
+    params = sampling_of(settings, progress)
     env = _environment(settings)
     for member in members_of(env, settings.env_args):
         if member.args:  # or each episode would fail
@@ -296,11 +290,11 @@ def _environment(settings: RolloutSettings) -> EnvSpec:
     return load_environment(settings, split=settings.split, budget=settings.budget)
 
 
-def sampling_of(policy: PolicyConfig, temperature: float, max_tokens: int | None, progress: Progress) -> SamplingParams:
+def sampling_of(settings: SamplingSettings, progress: Progress) -> SamplingParams:
     """Return how a policy samples; say what it has no use for."""
-    if note := ignored_sampling(policy, temperature, max_tokens):
+    if note := ignored_sampling(settings):
         progress.say(f"[yellow]{note}.[/yellow]")
-    return sampling_params(policy, temperature, max_tokens)
+    return sampling_params(settings.policy, settings.temperature, settings.max_tokens)
 
 
 def _key(of: Job | Episode) -> Key:

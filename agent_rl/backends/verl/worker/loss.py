@@ -17,7 +17,7 @@ from agent_rl.algorithms import Algorithm, Denominators
 from agent_rl.algorithms.batch import CriticTargets, LossInputs
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.loss import EXTREMES
-from agent_rl.gym.registry import load_once
+from agent_rl.gym.registry import load_all_once
 
 SENT = {
     "loss_mask": "response_mask",
@@ -59,8 +59,7 @@ def value_loss_function(config: AlgorithmConfig, imports: Sequence[str] = ()) ->
 
 @functools.cache
 def _algorithm(settings: str, imports: tuple[str, ...]) -> Algorithm:
-    for file in imports:
-        load_once(file)
+    load_all_once(imports)
     return Algorithm(AlgorithmConfig.model_validate_json(settings))
 
 
