@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -192,83 +192,88 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _meaningful(self) -> AlgorithmConfig:
-        for check in (_check_pairs, _check_advantage, _check_state_values, _check_proximal, _check_denominators):
-            if problem := check(self):
-                raise ValueError(problem)
+        if problem := next(_problems(self), None):
+            raise ValueError(problem)
         return self
 
 
-# What makes no sense together; each returns what is wrong and what to set, or None
+# What makes no sense together; each yields what is wrong and what to set
 
 
-def _check_pairs(config: AlgorithmConfig) -> str | None:
+def _problems(config: AlgorithmConfig) -> Iterator[str]:
+    yield from (f"objective={config.objective['name']} {problem}" for problem in _pair_problems(config))
+    yield from _advantage_problems(config)
+    yield from _state_value_problems(config)
+    yield from _proximal_problems(config)
+    yield from _denominator_problems(config)
+
+
+def _pair_problems(config: AlgorithmConfig) -> Iterator[str]:
     """A pairwise objective reads the sides of pairs and the reference; nothing about who sampled them."""
     if not learns_from_pairs(config):
-        return None
-    problem = None
+        return
     if components.advantage[config.advantage].returns != "PairSides":
         pairing = _names(components.advantage, lambda c: c.returns == "PairSides")
-        problem = f"learns from pairs, a better episode and a worse one: set advantage={pairing}"
-    elif {"whole", "prompt_shares"} & set(components.aggregation[config.aggregation].reads):
+        yield f"learns from pairs, a better episode and a worse one: set advantage={pairing}"
+    if {"whole", "prompt_shares"} & set(components.aggregation[config.aggregation].reads):
         plain = _names(components.aggregation, lambda c: not {"whole", "prompt_shares"} & set(c.reads))
-        problem = f"is a mean over pairs, not over tokens or rows, and takes it itself: set aggregation={plain}"
-    elif config.proximal == "recompute" or config.weight or config.rejection:
-        problem = "learns from pairs of any policy: set proximal=auto, weight=none and rejection=none"
-    elif config.kl.where != "none":
-        problem = "is held to the start of the run already, by its knob beta: set kl.where=none"
-    elif config.entropy:
-        problem = "has no entropy bonus: its tokens may be another policy's, not samples of theta: set entropy=0"
-    return problem and f"objective={config.objective['name']} {problem}"
+        yield f"is a mean over pairs, not over tokens or rows, and takes it itself: set aggregation={plain}"
+    if config.proximal == "recompute" or config.weight or config.rejection:
+        yield "learns from pairs of any policy: set proximal=auto, weight=none and rejection=none"
+    if config.kl.where != "none":
+        yield "is held to the start of the run already, by its knob beta: set kl.where=none"
+    if config.entropy:
+        yield "has no entropy bonus: its tokens may be another policy's, not samples of theta: set entropy=0"
 
 
-def _check_advantage(config: AlgorithmConfig) -> str | None:
+def _advantage_problems(config: AlgorithmConfig) -> Iterator[str]:
     name, reads = config.advantage["name"], components.advantage[config.advantage].reads
     changes = [
         what for what, on in (("shaping", config.shaping), ("kl.where=reward", config.kl.where == "reward")) if on
     ]
     if changes and "baselines" in reads:
-        return (
+        yield (
             f"{changes[0]} would change the scores but not those of the greedy episodes that advantage={name} compares "
             "them with: leave it out" + (", or set kl.where=loss" if config.kl.where == "reward" else "")
         )
     if changes and "components" in reads and not {"scores", "rewards", "turn_rewards"} & set(reads):
-        return (
+        yield (
             f"{changes[0]} changes the total of the rewards, and advantage={name} reads their components: leave it out"
             + (", or set kl.where=loss" if config.kl.where == "reward" else ", or make it a reward of the environment")
         )
     if config.kl.where == "reward" and name == "ones":
-        return "kl.where=reward changes the rewards, and advantage=ones is 1 whatever they are: set kl.where=loss"
+        yield "kl.where=reward changes the rewards, and advantage=ones is 1 whatever they are: set kl.where=loss"
     if "values" in reads and config.critic.where == "none":
-        return f"advantage={name} is taken over a critic's values: set critic.where=shared or separate"
+        yield f"advantage={name} is taken over a critic's values: set critic.where=shared or separate"
     if "values" in reads and components.advantage[config.advantage].returns in ("Tensor", "TurnAdvantages"):
-        return (
+        yield (
             f"advantage={name} reads the critic's values but returns no targets for it, so that it would never learn: "
             "let it return an AdvantageEstimate"
         )
     if "values" not in reads and config.critic.where != "none":
-        return (
+        yield (
             f"advantage={name} asks no critic, critic.where={config.critic.where} would train one in vain: set "
             f"critic.where=none, or advantage={_names(components.advantage, lambda c: 'values' in c.reads)}"
         )
-    return None
 
 
-def _check_state_values(config: AlgorithmConfig) -> str | None:
+def _state_value_problems(config: AlgorithmConfig) -> Iterator[str]:
     name, most, each = config.advantage["name"], config.vine.max_episodes, config.vine.continuations
     if "state_values" not in components.advantage[config.advantage].reads:
         reading = _names(components.advantage, lambda c: "state_values" in c.reads)
-        return f"vine.max_episodes={most} values states for advantage={reading} only: leave it out" if most else None
+        if most:
+            yield f"vine.max_episodes={most} values states for advantage={reading} only: leave it out"
+        return
     if most < each:
-        return (
+        yield (
             f"advantage={name} runs vine.continuations={each} episodes per state; vine.max_episodes={most} lets it "
             f"value none: set it to {each} times the states of a step, or to what you can spare"
         )
     if config.shaping or config.kl.where == "reward":
-        return (
+        yield (
             "shaping and kl.where=reward would change the scores but not the values that continuations measure; put "
             "the KL penalty in the loss"
         )
-    return None
 
 
 def _needs_old(config: AlgorithmConfig) -> str | None:
@@ -284,23 +289,21 @@ def _needs_old(config: AlgorithmConfig) -> str | None:
     return None
 
 
-def _check_proximal(config: AlgorithmConfig) -> str | None:
+def _proximal_problems(config: AlgorithmConfig) -> Iterator[str]:
     if config.proximal == "rollout" and (why := _needs_old(config)):
-        return f"{why}: set proximal=auto or recompute"
+        yield f"{why}: set proximal=auto or recompute"
     if config.weight and "rollout_logprobs" in components.objective[config.objective].reads:
-        return (
+        yield (
             f"objective={config.objective['name']} already weighs tokens by theta/mu; weight={config.weight['name']} "
             "would do it twice: set weight=none"
         )
-    return None
 
 
-def _check_denominators(config: AlgorithmConfig) -> str | None:
+def _denominator_problems(config: AlgorithmConfig) -> Iterator[str]:
     if config.refill.max_rounds > 1 and not config.filters:
-        return "refill.max_rounds makes up for what filters leave out; there are none: set filters"
+        yield "refill.max_rounds makes up for what filters leave out; there are none: set filters"
     if config.denominators == "kept" and not config.rejection:
-        return "denominators=kept needs a rejection; without one every token is kept"
-    return None
+        yield "denominators=kept needs a rejection; without one every token is kept"
 
 
 def learns_from_pairs(config: AlgorithmConfig) -> bool:

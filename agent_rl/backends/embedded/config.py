@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field, JsonValue, model_validator
@@ -178,74 +178,9 @@ class TrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _meaningful(self) -> TrainConfig:
-        if self.warm_start.episodes is not None and not self.warms_up:
-            raise ValueError(
-                f"warm_start.episodes={self.warm_start.episodes} with warm_start.clone_steps=0 clones nothing"
-            )
-        if self.lora and self.start_from and self.warms_up and Requirements(self.algorithm).needs_reference:
-            raise ValueError(
-                f"lora: {self.algorithm.name} compares with the model without its adapter, and the warm start is in "
-                "the adapter: clone in a run of its own (steps=0), then set start_from to its checkpoint"
-            )
-        if problem := _engine_problem(self):
-            raise ValueError(problem)
-        if self.precision.autocast == "float16" and self.algorithm.critic.where != "none":
-            raise ValueError(
-                "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its "
-                "own: use bfloat16"
-            )
-        if self.gradient_checkpointing and self.algorithm.routing.replay != "none":
-            raise ValueError(
-                "gradient_checkpointing computes layers again when no routes are given to them any more: set "
-                "algorithm.routing.replay=none"
-            )
-        if problem := self._unshared():
-            raise ValueError(f"processes={self.processes}: {problem}, which one process has: set processes=1")
-        if self.dtype == "bfloat16" and self.precision.autocast != "none":
-            raise ValueError(
-                f"precision.autocast={self.precision.autocast} changes nothing that dtype=bfloat16 does not: leave one "
-                "of them out"
-            )
-        if self.episodes is None and (
-            why := nothing_learned(self.algorithm, self.rollout.groups, self.rollout.samples, self.steps)
-        ):
-            raise ValueError(why)
-        cut = self.rollout.interrupt
-        most = self.rollout.max_tokens or (MAX_TOKENS if self.start_from is None else None)
-        if cut and cut.per == "reply" and most is not None and cut.after_tokens >= most:
-            raise ValueError(
-                f"rollout.interrupt.after_tokens={cut.after_tokens} leaves nothing of max_tokens={most} for the answer"
-            )
-        routing = self.algorithm.routing
-        if self.start_from is None and self.model.architecture == "qwen3" and routing != RoutingConfig():
-            raise ValueError(
-                "algorithm.routing is about a mixture of experts, and the model is dense: set model=tiny_moe, or "
-                "algorithm.routing.replay=none and algorithm.routing.min_agreement=0"
-            )
-        name = self.algorithm.objective["name"]
-        if self.episodes is not None and not learns_from_any_policy(self.algorithm):
-            raise ValueError(
-                f"episodes={self.episodes}: objective={name} learns from rollouts of the policy as it is, not from "
-                "stored ones; these learn from those of any policy: algorithm=dpo, algorithm=rft"
-            )
-        if self.episodes is not None and self.algorithm.refill.max_rounds > 1:
-            raise ValueError("refill samples more groups; of stored episodes there are as many as there are")
-        if problem := _async_problem(self.asynchrony, self.episodes):
+        if problem := next(_problems(self), None):
             raise ValueError(problem)
         return self
-
-    def _unshared(self) -> str | None:
-        """Return what several processes would share, and don't."""
-        if self.processes == 1:
-            return None
-        if self.device.startswith("cuda:") or self.device == "mps":
-            return f"device={self.device} is one GPU"
-        shared = {
-            "precision.autocast=float16 scales the loss by what overflows": self.precision.autocast == "float16",
-            "algorithm.critic is a second model": self.algorithm.critic.where != "none",
-            "judge.evolve=true changes criteria": self.judge.evolve,
-        }
-        return next((problem for problem, there in shared.items() if there), None)
 
     @property
     def mismatch(self) -> str | None:
@@ -298,28 +233,108 @@ class TrainConfig(RunConfig):
         return wanted
 
 
-def _engine_problem(config: TrainConfig) -> str | None:
-    """Return what the settings ask of an engine that has it not; None if nothing."""
+# What makes no sense together; each yields what is wrong and what to set
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    yield from _warm_start_problems(config)
+    yield from _engine_problems(config)
+    yield from _precision_problems(config)
+    yield from _process_problems(config)
+    yield from _rollout_problems(config)
+    yield from _stored_problems(config)
+    yield from _async_problems(config)
+
+
+def _warm_start_problems(config: TrainConfig) -> Iterator[str]:
+    episodes, algorithm = config.warm_start.episodes, config.algorithm
+    if episodes is not None and not config.warms_up:
+        yield f"warm_start.episodes={episodes} with warm_start.clone_steps=0 clones nothing"
+    if config.lora and config.start_from and config.warms_up and Requirements(algorithm).needs_reference:
+        yield (
+            f"lora: {algorithm.name} compares with the model without its adapter, and the warm start is in the "
+            "adapter: clone in a run of its own (steps=0), then set start_from to its checkpoint"
+        )
+
+
+def _engine_problems(config: TrainConfig) -> Iterator[str]:
     if config.engine == "torch":
-        return "engine_args are vLLM's: set engine=vllm, or leave them out" if config.engine_args else None
+        if config.engine_args:
+            yield "engine_args are vLLM's: set engine=vllm, or leave them out"
+        return
     if config.processes > 1:
-        return f"processes={config.processes} sample with engines of their own: set processes=1 with engine=vllm"
+        yield f"processes={config.processes} sample with engines of their own: set processes=1 with engine=vllm"
     if config.rollout.weights != "float32":
-        return f"rollout.weights={config.rollout.weights} is simulated by engine=torch only: set engine_args.dtype"
+        yield f"rollout.weights={config.rollout.weights} is simulated by engine=torch only: set engine_args.dtype"
     if config.algorithm.routing != RoutingConfig():
-        return "algorithm.routing needs the routes of engine=torch, or backend=verl: engine=vllm reports none"
-    return None
+        yield "algorithm.routing needs the routes of engine=torch, or backend=verl: engine=vllm reports none"
 
 
-def _async_problem(config: AsyncConfig, episodes: str | None) -> str | None:
-    """Return why one process can't run `async` as configured; None if it can."""
-    if config.mode == "separate":
-        return (
+def _precision_problems(config: TrainConfig) -> Iterator[str]:
+    autocast = config.precision.autocast
+    if autocast == "float16" and config.algorithm.critic.where != "none":
+        yield (
+            "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its own: "
+            "use bfloat16"
+        )
+    if config.gradient_checkpointing and config.algorithm.routing.replay != "none":
+        yield (
+            "gradient_checkpointing computes layers again when no routes are given to them any more: set "
+            "algorithm.routing.replay=none"
+        )
+    if config.dtype == "bfloat16" and autocast != "none":
+        yield f"precision.autocast={autocast} changes nothing that dtype=bfloat16 does not: leave one of them out"
+
+
+def _process_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield what several processes would share, and don't."""
+    shared = {
+        f"device={config.device} is one GPU": config.device.startswith("cuda:") or config.device == "mps",
+        "precision.autocast=float16 scales the loss by what overflows": config.precision.autocast == "float16",
+        "algorithm.critic is a second model": config.algorithm.critic.where != "none",
+        "judge.evolve=true changes criteria": config.judge.evolve,
+    }
+    for what, is_shared in shared.items():
+        if is_shared and config.processes > 1:
+            yield f"processes={config.processes}: {what}, which one process has: set processes=1"
+
+
+def _rollout_problems(config: TrainConfig) -> Iterator[str]:
+    algorithm, rollout, is_fresh = config.algorithm, config.rollout, config.start_from is None
+    if config.episodes is None and (why := nothing_learned(algorithm, rollout.groups, rollout.samples, config.steps)):
+        yield why
+    cut, most = rollout.interrupt, rollout.max_tokens or (MAX_TOKENS if is_fresh else None)
+    if cut and cut.per == "reply" and most is not None and cut.after_tokens >= most:
+        yield f"rollout.interrupt.after_tokens={cut.after_tokens} leaves nothing of max_tokens={most} for the answer"
+    if is_fresh and config.model.architecture == "qwen3" and algorithm.routing != RoutingConfig():
+        yield (
+            "algorithm.routing is about a mixture of experts, and the model is dense: set model=tiny_moe, or "
+            "algorithm.routing.replay=none and algorithm.routing.min_agreement=0"
+        )
+
+
+def _stored_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield what stored episodes can't give."""
+    if config.episodes is None:
+        return
+    if not learns_from_any_policy(config.algorithm):
+        yield (
+            f"episodes={config.episodes}: objective={config.algorithm.objective['name']} learns from rollouts of the "
+            "policy as it is, not from stored ones; these learn from those of any policy: algorithm=dpo, algorithm=rft"
+        )
+    if config.algorithm.refill.max_rounds > 1:
+        yield "refill samples more groups; of stored episodes there are as many as there are"
+
+
+def _async_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield why one process can't run `async` as configured."""
+    ahead = config.asynchrony
+    if ahead.mode == "separate":
+        yield (
             "async.mode=separate samples and trains at the same time, and this backend is one process that takes turns:"
             " set async.mode=one_step_off, or backend=verl"
         )
-    if config.on_stale != AsyncConfig().on_stale:
-        return f"async.on_stale={config.on_stale}: batches are sampled in turn here, so none is ever too old"
-    if config.mode != "sync" and episodes is not None:
-        return f"async.mode={config.mode} samples ahead, and with episodes={episodes} nothing is sampled"
-    return None
+    if ahead.on_stale != AsyncConfig().on_stale:
+        yield f"async.on_stale={ahead.on_stale}: batches are sampled in turn here, so none is ever too old"
+    if ahead.mode != "sync" and config.episodes is not None:
+        yield f"async.mode={ahead.mode} samples ahead, and with episodes={config.episodes} nothing is sampled"

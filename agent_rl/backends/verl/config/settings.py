@@ -74,61 +74,70 @@ class VerlConfig(RunConfig):
 
     @model_validator(mode="after")
     def _possible(self) -> VerlConfig:
-        if self.lora and (why := _no_adapter(self.lora, self.verl)):
-            raise ValueError(why)
-        if self.judge.evolve:
-            raise ValueError("judge.evolve=true: criteria evolve on the embedded backend only: leave it out")
-        if self.algorithm.critic.where == "shared":
-            raise ValueError(
-                f"algorithm={self.algorithm.name}: an engine of verl's has one head, so that the policy and its critic "
-                "can't share a trunk: set algorithm.critic.where=separate, or backend=embedded"
-            )
-        if (
-            self.algorithm.critic.where == "separate"
-            and (strategy := self.verl.get(STRATEGY)) in VERL_REPLAY_STRATEGIES
-        ):
-            raise ValueError(
-                f"algorithm={self.algorithm.name}: its critic is an engine of FSDP's, as verl.{STRATEGY}={strategy} is "
-                f"not: set verl.{STRATEGY}=fsdp2, or an algorithm without a critic"
-            )
-        if why := nothing_learned(self.algorithm, self.rollout.groups, self.rollout.samples, self.steps):
-            raise ValueError(why)
-        if why := _unlike_verl(self.updates, self.rollout.groups, self.verl):
-            raise ValueError(why)
-        if why := impossible(self.asynchrony, self.verl):
-            raise ValueError(why)
-        if Requirements(self.algorithm).needs_values and self.asynchrony.mode != "sync":
-            raise ValueError(
-                f"async.mode={self.asynchrony.mode}: algorithm={self.algorithm.name} values states with the weights "
-                "that sampled them, which are gone by the time that a batch is there: set async.mode=sync"
-            )
-        reference = Requirements(self.algorithm).needs_reference
-        for key in self.verl:
-            if why := replaced_by(key, self.algorithm, reference=reference):
-                raise ValueError(f"verl.{key} would change nothing: {why}")
+        if problem := next(_problems(self), None):
+            raise ValueError(problem)
         return self
 
 
-def _unlike_verl(updates: UpdatesConfig, groups: int, verl: dict[str, JsonValue]) -> str | None:
-    """Return which updates verl can't take; None if it can take these."""
+# What verl can't do, or makes no sense together; each yields what is wrong and what to set
+
+
+def _problems(config: VerlConfig) -> Iterator[str]:
+    yield from _adapter_problems(config.lora, config.verl)
+    if config.judge.evolve:
+        yield "judge.evolve=true: criteria evolve on the embedded backend only: leave it out"
+    yield from _critic_problems(config)
+    if why := nothing_learned(config.algorithm, config.rollout.groups, config.rollout.samples, config.steps):
+        yield why
+    yield from _update_problems(config.updates, config.rollout.groups, config.verl)
+    if why := impossible(config.asynchrony, config.verl):
+        yield why
+    if Requirements(config.algorithm).needs_values and config.asynchrony.mode != "sync":
+        yield (
+            f"async.mode={config.asynchrony.mode}: algorithm={config.algorithm.name} values states with the weights "
+            "that sampled them, which are gone by the time that a batch is there: set async.mode=sync"
+        )
+    reference = Requirements(config.algorithm).needs_reference
+    for key in config.verl:
+        if why := replaced_by(key, config.algorithm, reference=reference):
+            yield f"verl.{key} would change nothing: {why}"
+
+
+def _adapter_problems(lora: LoraConfig | None, verl: dict[str, JsonValue]) -> Iterator[str]:
+    """Yield why verl can't train an adapter."""
+    if lora is None:
+        return
+    if verl.get(STRATEGY) == "megatron":
+        yield f"verl.{STRATEGY}=megatron reads no lora, and would train all weights: set it to fsdp2"
+    if lora.dora:
+        yield "lora.dora: verl's adapters on FSDP are plain LoRA: leave it out, or set backend=embedded"
+    if not lora.alpha.is_integer():
+        yield f"lora.alpha={lora.alpha}: verl takes a whole number"
+    for key in verl:
+        if key.startswith(("actor_rollout_ref.model.lora_", "actor_rollout_ref.model.target_")):
+            yield f"verl.{key} says what lora does: leave one of them out"
+
+
+def _critic_problems(config: VerlConfig) -> Iterator[str]:
+    name, where, strategy = config.algorithm.name, config.algorithm.critic.where, config.verl.get(STRATEGY)
+    if where == "shared":
+        yield (
+            f"algorithm={name}: an engine of verl's has one head, so that the policy and its critic can't share a "
+            "trunk: set algorithm.critic.where=separate, or backend=embedded"
+        )
+    if where == "separate" and strategy in VERL_REPLAY_STRATEGIES:
+        yield (
+            f"algorithm={name}: its critic is an engine of FSDP's, as verl.{STRATEGY}={strategy} is not: set "
+            f"verl.{STRATEGY}=fsdp2, or an algorithm without a critic"
+        )
+
+
+def _update_problems(updates: UpdatesConfig, groups: int, verl: dict[str, JsonValue]) -> Iterator[str]:
     n, size = updates.minibatches, "actor_rollout_ref.actor.ppo_mini_batch_size"
     if n > 1 and size in verl:
-        return f"verl.{size} says what updates.minibatches={n} does: leave one of them out"
+        yield f"verl.{size} says what updates.minibatches={n} does: leave one of them out"
     if groups % n:
-        return f"updates.minibatches={n} does not divide rollout.groups={groups}, and verl counts the groups of each"
-    return None
-
-
-def _no_adapter(lora: LoraConfig, verl: dict[str, JsonValue]) -> str | None:
-    """Return why verl can't train this adapter; None if it can."""
-    if verl.get(STRATEGY) == "megatron":
-        return f"verl.{STRATEGY}=megatron reads no lora, and would train all weights: set it to fsdp2"
-    if lora.dora:
-        return "lora.dora: verl's adapters on FSDP are plain LoRA: leave it out, or set backend=embedded"
-    if not lora.alpha.is_integer():
-        return f"lora.alpha={lora.alpha}: verl takes a whole number"
-    both = [key for key in verl if key.startswith(("actor_rollout_ref.model.lora_", "actor_rollout_ref.model.target_"))]
-    return f"verl.{both[0]} says what lora does: leave one of them out" if both else None
+        yield f"updates.minibatches={n} does not divide rollout.groups={groups}, and verl counts the groups of each"
 
 
 def _adapter(lora: LoraConfig | None) -> dict[str, JsonValue]:
