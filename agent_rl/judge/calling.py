@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
-from agent_rl.concurrency import LoopThread
 from agent_rl.core.judgement import JudgeFault
 from agent_rl.core.messages import JSON
 from agent_rl.core.usage import Usage
@@ -19,6 +18,7 @@ from agent_rl.judge.log import CallLog, call_key
 from agent_rl.judge.reply import Answer
 from agent_rl.policy.openai_client import ChatClient, Tally, connect
 from agent_rl.policy.openai_failures import ContextOverflowError, RefusedError
+from agent_rl.policy.openai_thread import ClientThread
 from agent_rl.rollout.usage import load_prices, price_of
 
 T = TypeVar("T")
@@ -55,6 +55,7 @@ class Caller:
         self.cost = 0.0
         """What its calls have cost so far, by the prices."""
         self._config, self._path = config, log
+        self._server = ClientThread("judge", self._connect)
         self._price = price_of(self.name, load_prices(config.prices)) if config.prices else None
 
     @property
@@ -69,27 +70,23 @@ class Caller:
 
     async def run(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run in the event loop of its connections."""
-        return await self._loop.run(coroutine)
+        return await self._server.loop.run(coroutine)
 
     def close(self) -> None:
         """Close connections and the log; it may be used again."""
-        if (client := self.__dict__.pop("_client", None)) is not None:
-            self._loop.wait(client.close())
-        if (loop := self.__dict__.pop("_loop", None)) is not None:
-            loop.close()
+        self._server.close()
         if (log := self.__dict__.pop("_log", None)) is not None:
             log.close()
-
-    @cached_property
-    def _loop(self) -> LoopThread:
-        return LoopThread("judge")
 
     @cached_property
     def _log(self) -> CallLog:
         return CallLog(self._path)
 
-    @cached_property
+    @property
     def _client(self) -> ChatClient:
+        return self._server.client
+
+    def _connect(self) -> ChatClient:
         client = connect(self.name, self._config, "judge")
         client.retries_timeouts = False  # one that hangs costs its timeout, once
         return client
@@ -120,7 +117,7 @@ class Caller:
         if config.temperature is not None:
             body["temperature"] = config.temperature
         logged = partial(self._logged, messages, sample, usage, about)
-        by_schema = config.structured is not False and self._server not in self._log.unstructured
+        by_schema = config.structured is not False and self._model not in self._log.unstructured
         if by_schema:
             wanted: JSON = {"name": "verdicts", "strict": True, "schema": schema}
             try:
@@ -133,11 +130,11 @@ class Caller:
         except RefusedError as error:
             raise _refused(error) from None
         if by_schema:
-            self._log.refuse_schema(self._server)
+            self._log.refuse_schema(self._model)
         return answer
 
     @property
-    def _server(self) -> str:
+    def _model(self) -> str:
         return f"{self._client.address} {self.name}"
 
     async def _logged(

@@ -10,7 +10,6 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from agent_rl.concurrency import LoopThread
 from agent_rl.core.messages import JSON, Message
 from agent_rl.core.trajectory import FinishReason, Trajectory
 from agent_rl.core.usage import Usage
@@ -19,8 +18,9 @@ from agent_rl.errors import PolicyError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Prefix, Reply
 from agent_rl.policy.by_name import register_policy
-from agent_rl.policy.openai_client import ChatClient, Tally, connect
+from agent_rl.policy.openai_client import Tally, connect
 from agent_rl.policy.openai_failures import ContextOverflowError
+from agent_rl.policy.openai_thread import ClientThread
 from agent_rl.policy.openai_wire import ChatAnswer, read_message, request_message, request_messages
 from agent_rl.rendering.chat_format import tool_dicts
 
@@ -73,9 +73,9 @@ class OpenAIPolicy:
             ConfigError: if the server can't be reached, refuses the key or has no such model.
         """
         try:
-            client = self._client
+            client = self._server.client
             if self.check:
-                self._loop.wait(client.check())
+                self._server.loop.wait(client.check())
             return self
         except BaseException:
             self.close()
@@ -86,34 +86,27 @@ class OpenAIPolicy:
 
     def start(self, tools: Sequence[ToolSpec], seed: int) -> OpenAIConversation:
         """Begin an episode; the seed is not sent, as few servers take one."""
-        return OpenAIConversation(self, self._client, self._loop, tools, seed)
+        return OpenAIConversation(self, self._server, tools, seed)
 
     def resume(self, tools: Sequence[ToolSpec], seed: int, prefix: Prefix) -> OpenAIConversation:
         """Begin an episode in the middle: the first request holds the prefix's messages, whatever model wrote them."""
-        conversation = OpenAIConversation(self, self._client, self._loop, tools, seed, prefix.turn)
+        conversation = OpenAIConversation(self, self._server, tools, seed, prefix.turn)
         conversation.observe(prefix.messages)
         return conversation
 
     def close(self) -> None:
         """Close the connections; the policy may be used again."""
-        if (client := self.__dict__.pop("_client", None)) is not None:
-            self._loop.wait(client.close())
-        if (loop := self.__dict__.pop("_loop", None)) is not None:
-            loop.close()
+        self._server.close()
 
     @cached_property
-    def _loop(self) -> LoopThread:
-        return LoopThread("openai")
-
-    @cached_property
-    def _client(self) -> ChatClient:
-        return connect(self.model, self, "policy")
+    def _server(self) -> ClientThread:
+        return ClientThread("openai", lambda: connect(self.model, self, "policy"))
 
     def body(self, most: int | None) -> dict[str, JSON]:
         """Return what is the same in every request, and the longest reply."""
         out: dict[str, JSON] = {"model": self.model}
         limits = [n for n in (most, self.params.max_tokens if self.params else None) if n is not None]
-        out |= self._client.limit(min(limits, default=None))
+        out |= self._server.client.limit(min(limits, default=None))
         extra: dict[str, JSON] = {}
         if (params := self.params) is not None:
             out["temperature"] = params.temperature
@@ -131,13 +124,12 @@ class OpenAIConversation:
     def __init__(
         self,
         policy: OpenAIPolicy,
-        client: ChatClient,
-        loop: LoopThread,
+        server: ClientThread,
         tools: Sequence[ToolSpec],
         seed: int,
         turn: int = 0,
     ) -> None:
-        self._policy, self._client, self._loop, self._seed = policy, client, loop, seed
+        self._policy, self._client, self._loop, self._seed = policy, server.client, server.loop, seed
         self._turn = turn
         """The turn of the next reply."""
         self._tools = tool_dicts(tools)
