@@ -7,24 +7,24 @@ its containers with it; those that it had created but not started are collected 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.remote import greeting
 from agent_rl.sandboxes.docker.compose import read_compose
-from agent_rl.sandboxes.docker.container import ARGV, USERS, Demultiplexer, any_user, collect, confinement, labels
+from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, collect, confinement, labels
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
 from agent_rl.sandboxes.docker.images import IMAGE_GB, provide
+from agent_rl.sandboxes.docker.lease import Lease
 from agent_rl.sandboxes.docker.loopback import Loopback, collect_hosts
 from agent_rl.sandboxes.docker.network import MEGABYTES, read_network
 from agent_rl.sandboxes.docker.pod import NO_POD, Pod, Pods
@@ -159,41 +159,17 @@ class DockerSandboxes(AgentSandboxes):
         except asyncio.CancelledError:
             starting.add_done_callback(self._drop)  # a thread can't be stopped
             raise
-        removed: Future[str | None] | None = None
-
-        def kill() -> None:
-            nonlocal removed
-            removed = removed or self._threads.submit(self._remove_all, container, pod)
-
-        async def ended() -> str | None:
-            return None if removed is None else await asyncio.wrap_future(removed)
-
-        async def evidence(has_ended: bool) -> Mapping[str, JSON]:
-            if not has_ended:
-                return {}
-            with contextlib.suppress(SandboxError):
-                return dict(await asyncio.wrap_future(self._threads.submit(self.engine.ending, container)))
-            return {}
-
-        async def join(number: int, variables: Mapping[str, str]) -> socket.socket:
-            first = greeting(max(0.001, expires - time.monotonic()), variables={**pod.variables, **variables})
-            uid = user + number * USERS
-            joining = self._threads.submit(self.engine.join, container, ARGV, f"{uid}:{uid}", first)
-            try:
-                return await asyncio.wrap_future(joining)
-            except asyncio.CancelledError:
-                joining.add_done_callback(_close)
-                raise
-
+        remove = partial(self._remove_all, container, pod)
+        lease = Lease(self.engine, self._threads, container, remove, user, pod.variables, expires)
         demultiplexer = Demultiplexer()
         sandbox = ContainerSandbox(
             stream,
-            join=join if self.runtime is None else None,
+            join=lease.join if self.runtime is None else None,
             name=owner or container[:12],
             expires=expires,
-            kill=kill,
-            ended=ended,
-            evidence=evidence,
+            kill=lease.give_up,
+            ended=lease.ended,
+            evidence=lease.evidence,
             decode=demultiplexer.feed,
         )
         try:
@@ -261,9 +237,3 @@ class DockerSandboxes(AgentSandboxes):
     def _remove_left(self) -> None:
         for container in tuple(self._left):
             self._remove(container)
-
-
-def _close(joined: Future[socket.socket]) -> None:
-    """End a program whose start was cancelled."""
-    if not joined.cancelled() and joined.exception() is None:
-        joined.result().close()
