@@ -9,7 +9,7 @@ import itertools
 import logging
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -30,18 +30,12 @@ _log = logging.getLogger(__name__)
 Scored: TypeAlias = tuple[Reward, Judgement | None]
 
 
-async def run_groups(
-    jobs: Sequence[Job],
-    policy: AnyPolicy,
-    *,
-    concurrency: int = 64,
-    on_episode: Callable[[Episode], None] | None = None,
-) -> list[EpisodeGroup]:
+async def run_groups(jobs: Sequence[Job], policy: AnyPolicy, *, concurrency: int = 64) -> list[EpisodeGroup]:
     """Run whole groups with `run_jobs`, and score them.
 
     Neighbours with the same `group_id` are a group, of one environment, in matches those of the same seat.
     """
-    episodes = await run_jobs(jobs, policy, concurrency=concurrency, on_episode=on_episode)
+    episodes = await run_jobs(jobs, policy, concurrency=concurrency)
     tasks = itertools.groupby(episodes, lambda e: e.group_id.removesuffix(f"-seat{e.seat}"))
     groups = [group for _, members in tasks for group in group_episodes(list(members))]
     job_of = {job.group_id: job for job in jobs}
