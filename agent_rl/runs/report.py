@@ -61,35 +61,16 @@ def write_reports(
     `peak_rss_mib` is the most memory that it took, if one process has it all.
     """
     rows = read_metrics(folder / METRICS)
-    demonstrations = next((row for row in rows if row["kind"] == "demonstrations"), {})
-    held_out = [row for row in rows if row["kind"] == "eval" and row.get("split") == config.eval.split]
-    found = {(row["step"], row.get("sampling")): _rate(row) for row in held_out}
-    ends = (0, config.steps)
-    rates = {name: [found[step, name] for step in ends] for name in SAMPLINGS if all((s, name) in found for s in ends)}
-    flat = {
-        f"{when}{SAMPLINGS[name][0]}": rate
-        for name, both in rates.items()
-        for when, rate in zip(("before", "after"), both, strict=True)
-    }
-    summary = Summary(
-        env=config.env_id,
-        seed=config.seed,
-        steps=config.steps,
-        eval={"n": max((rate.n for rate in flat.values()), default=0)} | {k: rate.value for k, rate in flat.items()},
-        intervals={key: rate.interval for key, rate in flat.items()},
-        demonstrations={key: int(str(demonstrations.get(key, 0))) for key in ("n", "failed")},
-        wall_s=rows.wall_s,
-    )
-    floors = _floors(config, rows.wall_s)
-    if floors:
-        summary["floors"] = {env: of_env.table() for env, of_env in floors.items()}
+    ends, floors = _ends(config, rows), _floors(config, rows.wall_s)
+    rates = {f"{when}{SAMPLINGS[name][0]}": rate for name, both in ends.items() for when, rate in both.items()}
+    summary = _summary(config, rows, rates, floors)
     if peak_rss_mib is not None:
         summary["peak_rss_mib"] = round(peak_rss_mib, 1)
     (folder / SUMMARY).write_text(
         json.dumps(without_nan(cast(Mapping[str, JSON], summary)), indent=2) + "\n", encoding="utf-8"
     )
     before = list(islice(_evaluated(folder, config, 0), SHOWN))
-    large = {f"{when.replace('_', ' ')}": f"{rate.value:.1%}" for when, rate in flat.items() if "low" not in when}
+    large = {f"{when.replace('_', ' ')}": f"{rate.value:.1%}" for when, rate in rates.items() if "low" not in when}
     return write_report(
         folder / REPORT,
         title=f"{config.env_id}, {config.algorithm.name}, seed {config.seed}",
@@ -101,10 +82,35 @@ def write_reports(
             *((f"without skill, {env}", str(floors[env])) for env in floors),
             *(("warning", text) for text in read_warnings(folder)),
         ],
-        comparisons=[Comparison(SAMPLINGS[name][1], *both) for name, both in rates.items()],
+        comparisons=[Comparison(SAMPLINGS[name][1], *both.values()) for name, both in ends.items()],
         before=before,
         after=list(_evaluated(folder, config, config.steps, [e.seed for e in before])),
     )
+
+
+def _ends(config: RunConfig, rows: Metrics) -> dict[str, dict[str, Rate]]:
+    """Return the success on the reported split before and after the run, by those of SAMPLINGS that have both."""
+    held_out = (row for row in rows if row["kind"] == "eval" and row.get("split") == config.eval.split)
+    found = {(row["step"], row.get("sampling")): _rate(row) for row in held_out}
+    steps = {"before": 0, "after": config.steps}
+    whole = (name for name in SAMPLINGS if all((step, name) in found for step in steps.values()))
+    return {name: {when: found[step, name] for when, step in steps.items()} for name in whole}
+
+
+def _summary(config: RunConfig, rows: Metrics, rates: Mapping[str, Rate], floors: Mapping[str, Floors]) -> Summary:
+    demonstrations = next((row for row in rows if row["kind"] == "demonstrations"), {})
+    summary = Summary(
+        env=config.env_id,
+        seed=config.seed,
+        steps=config.steps,
+        eval={"n": max((rate.n for rate in rates.values()), default=0)} | {k: rate.value for k, rate in rates.items()},
+        intervals={key: rate.interval for key, rate in rates.items()},
+        demonstrations={key: int(str(demonstrations.get(key, 0))) for key in ("n", "failed")},
+        wall_s=rows.wall_s,
+    )
+    if floors:
+        summary["floors"] = {env: of_env.table() for env, of_env in floors.items()}
+    return summary
 
 
 def _floors(config: RunConfig, took: float) -> dict[str, Floors]:
