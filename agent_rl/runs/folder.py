@@ -42,6 +42,11 @@ def status_of(path: str | Path) -> Path:
     return episode_file(str(path)).with_suffix(".status.json")
 
 
+def settings_file(episodes: Path) -> Path:
+    """Return the file of the settings that episodes outside of a training run were played with."""
+    return episodes.with_suffix(".yaml")
+
+
 def save_config(folder: Path, config: BaseModel, name: str = CONFIG) -> None:
     """Write a run's settings; those that are there stay where that fails."""
     from omegaconf import OmegaConf
@@ -90,7 +95,7 @@ def load_imports_beside(episodes: Path) -> list[str]:
     Raises:
         CheckpointError: if a file is not there, or the settings can't be read.
     """
-    beside = next((file for file in (episodes.with_suffix(".yaml"), episodes.with_name(CONFIG)) if file.exists()), None)
+    beside = next((file for file in (settings_file(episodes), episodes.with_name(CONFIG)) if file.exists()), None)
     return [] if beside is None else list(_load_named(beside))
 
 

@@ -25,7 +25,7 @@ from agent_rl.replay.fork import fork_group, fork_jobs, verify_prefix
 from agent_rl.replay.play import play_episode
 from agent_rl.rollout import Job
 from agent_rl.rollout.group import stream_finished
-from agent_rl.runs.folder import file_of, load_imports, load_imports_beside, save_config
+from agent_rl.runs.folder import file_of, load_imports, load_imports_beside, save_config, settings_file
 from agent_rl.runs.rollout import sampling_of
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.selection import find_episode, samples_of
@@ -153,7 +153,7 @@ def start_fork(
             keeps_tokens = bool(policy and branch and branch.prefix(policy, tools).token_ids)
             out.parent.mkdir(parents=True, exist_ok=True)
             if not out.exists():
-                save_config(out.parent, settings.model_copy(update={"imports": imports}), out.with_suffix(".yaml").name)
+                save_config(out.parent, settings.model_copy(update={"imports": imports}), settings_file(out).name)
             with EpisodeWriter(out) as writer:
                 if policy is None:
                     episodes = _ask_person(jobs, writer)

@@ -19,7 +19,7 @@ from agent_rl.judge.run import run_judge
 from agent_rl.policy.human import Ask, HumanPolicy
 from agent_rl.replay.play import play_episode
 from agent_rl.rollout import Job, split_jobs
-from agent_rl.runs.folder import file_of, save_config
+from agent_rl.runs.folder import file_of, save_config, settings_file
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.store.shards import shards_of
 
@@ -94,7 +94,7 @@ def _left(settings: PlaySettings, env: EnvSpec, out: Path) -> list[Job]:
 
 def _store(episode: Episode, settings: PlaySettings, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    if not (beside := out.with_suffix(".yaml")).exists():
+    if not (beside := settings_file(out)).exists():
         save_config(out.parent, settings, beside.name)
     with EpisodeWriter(out) as writer:
         writer.write(episode)

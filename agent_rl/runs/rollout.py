@@ -34,7 +34,7 @@ from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.rollout.usage import load_prices, price_of
 from agent_rl.rollout.watch import watching
 from agent_rl.runs.commands import command
-from agent_rl.runs.folder import file_of, load_imports, read_config, save_config, status_of
+from agent_rl.runs.folder import file_of, load_imports, read_config, save_config, settings_file, status_of
 from agent_rl.runs.stop import Interrupted, Stop
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.store.selection import episode_ids
@@ -113,7 +113,7 @@ def start_rollout(settings: RolloutSettings, progress: Progress) -> RolloutResul
         imports = [*settings.imports, *load_imports(settings.policy.folder, settings.imports)]
         settings = _from_anywhere(settings.model_copy(update={"imports": imports}))
         with _open(settings, file, progress) as rollout:
-            save_config(file.parent, settings, _settings_of(file).name)
+            save_config(file.parent, settings, settings_file(file).name)
             return RolloutResult(file, settings, rollout.run())
 
 
@@ -137,10 +137,10 @@ def resume_rollout(
         Interrupted: as `start_rollout` does.
     """
     file = episode_file(path)
-    if not _settings_of(file).exists():
-        raise CheckpointError(f"{file} can't be continued: {_settings_of(file)}, with its settings, is not there")
+    if not settings_file(file).exists():
+        raise CheckpointError(f"{file} can't be continued: {settings_file(file)}, with its settings, is not there")
     file = file.absolute()
-    stored = read_config(file.parent, RolloutSettings, _settings_of(file).name)
+    stored = read_config(file.parent, RolloutSettings, settings_file(file).name)
     settings = _from_anywhere(check_config(RolloutSettings, {**stored.model_dump(), **changes}))
     with _open(settings, file, progress) as rollout:
         return RolloutResult(file, settings, rollout.run(retry_failed=retry_failed))
@@ -208,7 +208,7 @@ def _require_place(file: Path) -> None:
             f"{file} has {stored} episodes already: name another file, or continue it: "
             f"{command('rollout', write_setting('resume', str(file)))}"
         )
-    if (beside := _settings_of(file)).exists():
+    if (beside := settings_file(file)).exists():
         try:
             read_config(file.parent, RolloutSettings, beside.name)
         except CheckpointError as error:
@@ -299,7 +299,3 @@ def sampling_of(settings: SamplingSettings, progress: Progress) -> SamplingParam
 
 def _key(of: Job | Episode) -> Key:
     return of.group_id, of.seed
-
-
-def _settings_of(file: Path) -> Path:
-    return file.with_suffix(".yaml")
