@@ -17,7 +17,7 @@ from agent_rl.core.trajectory import Source, Span, Trajectory
 from agent_rl.core.turns import turns
 from agent_rl.formats.chat import text_of
 from agent_rl.rendering.chat_format import as_unicode
-from agent_rl.rollout.job import sub_agents
+from agent_rl.rollout.sub_agents import SubAgent, sub_agents
 from agent_rl.version import __version__
 
 VERSION = "ATIF-v1.4"
@@ -109,8 +109,8 @@ def _metrics(piece: _Piece | None) -> dict[str, JSON]:
 class _Piece(NamedTuple):
     """What was sampled at once."""
 
-    agent: tuple[int, int]
-    """Whose it is, as of `sub_agents`."""
+    agent: SubAgent | None
+    """Whose it is; None of the caller's own."""
     trajectory: Trajectory
     spans: list[Span]
 
@@ -133,11 +133,11 @@ def _said_to_env(pieces: Mapping[int, Sequence[_Piece]], turn: int, said: Messag
     Summaries, calls of `delegate` and the answers of sub-agents are sampled in a turn as well, and stay in it.
     """
     at_work = {piece.agent for piece in pieces.get(turn + 1, ())}
-    own = [piece for piece in pieces.get(turn, ()) if piece.agent[0] < 0]
-    others = [piece for piece in pieces.get(turn, ()) if piece.agent[0] >= 0]
+    own = [piece for piece in pieces.get(turn, ()) if piece.agent is None]
+    others = [piece for piece in pieces.get(turn, ()) if piece.agent is not None]
     if staying := [piece for piece in others if not own or piece.agent in at_work]:
         return staying[-1]
-    began = [piece for piece in others if piece.agent[1] == turn]
+    began = [piece for piece in others if piece.agent and piece.agent.turn == turn]
     if began and is_last and said.tool_calls:  # the sub-agent's, unless it had answered
         return began[-1] if len(own) == 1 else None
     return own[-1] if own else None
