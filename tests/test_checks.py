@@ -93,6 +93,19 @@ def test_check_finds_broken_environments(name: str) -> None:
     assert name in finding.where or "@register" in finding.where or "Vault" in finding.where or "Text" in finding.where
 
 
+class Weighs(Vault):
+    @ar.tool(inline=True)
+    def weigh(self, box: int) -> object:
+        """Weigh a box."""
+        return {"weight": object()}
+
+
+def test_check_names_a_tool_whose_result_has_no_form() -> None:
+    (finding,) = checked(spec_of(Weighs)).findings
+    assert finding.check == "result" and "Weighs.weigh (" in finding.where
+    assert "tool 'weigh'" in finding.problem and "type object has no JSON form" in finding.problem
+
+
 def test_broken_environments_are_many() -> None:
     assert len(BROKEN) >= 30 and len({check for _, check in BROKEN.values()}) >= 17
 

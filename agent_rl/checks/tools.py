@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from agent_rl.checks.bench import Bench
 from agent_rl.checks.report import line_of, place
-from agent_rl.core.episode import Outcome
-from agent_rl.core.messages import JSON, Message, ToolCall
+from agent_rl.core.episode import Episode, Outcome
+from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
 from agent_rl.gym.env import Env, Script, ToolEnv
 from agent_rl.gym.tool import ToolSpec
+from agent_rl.gym.tool_messages import NO_FORM
 from agent_rl.policy.baselines import draw_value
 from agent_rl.policy.scripted import Scripted
 from agent_rl.seeds import Stream, rng
@@ -101,11 +103,13 @@ def _resolves(reference: str, root: object) -> bool:
 
 
 async def check_fuzz(bench: Bench) -> None:
-    """Find replies, calls with arbitrary arguments above all, that fail the episode instead of being answered."""
+    """Find replies, calls with arbitrary arguments above all, that fail the episode, and results that can't be read."""
     tools = await _tools(bench)
     left = deque([*_calls(tools), *(Message("assistant", text) for text in TEXTS)])
     job = bench.job(bench.tasks(bench.spec.tasks.splits[0])[0], is_unlimited=True)
     failures = 0
+    for episode in chain.from_iterable(bench.played.values()):
+        _find_unreadable(bench, episode)
 
     def say(env: Env, seed: int) -> Script:
         for _ in range(min(REPLIES, len(left))):
@@ -114,6 +118,8 @@ async def check_fuzz(bench: Bench) -> None:
     while left and failures < FAILURES:
         before = len(left)
         episode = await bench.play(job, Scripted(say))
+        if episode is not None:
+            _find_unreadable(bench, episode)
         if episode is None:
             failures += 1
         elif episode.outcome is Outcome.FAILED and episode.error and episode.error.where != "policy":
@@ -121,6 +127,18 @@ async def check_fuzz(bench: Bench) -> None:
             bench.blame(episode, "fuzz", check="fuzz" if episode.error.where == "step" else "")
         if len(left) == before:  # reset fails: another check names it
             return
+
+
+def _find_unreadable(bench: Bench, episode: Episode) -> None:
+    """Find results of tools that have no JSON form: the model reads an error in their place, each time."""
+    for message in episode.messages:
+        if message.tool_error is ToolErrorKind.EXCEPTION and NO_FORM in message.content:
+            bench.find(
+                "result",
+                f"what tool '{message.name}' returns can't be read: {message.content.removeprefix('error: ')}",
+                _place(bench, message.name or ""),
+                "return text, numbers, or lists and mappings of them: str(value) where nothing else is",
+            )
 
 
 def _calls(tools: Sequence[ToolSpec]) -> Iterator[Message]:

@@ -16,6 +16,8 @@ from agent_rl.core.images import Image
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import InfrastructureError, did_you_mean
 
+NO_FORM = "has no JSON form; return "
+"""In the error that a model reads in the place of a result that can't be written."""
 _ERROR_LENGTH = 500  # characters of an exception's message that the model gets to read
 
 
@@ -61,13 +63,13 @@ def _jsonable(value: object) -> object:
     try:
         return to_jsonable_python(value, fallback=_plain)
     except UnicodeDecodeError:
-        raise TypeError("bytes and images in a container have no JSON form; return images alone or in a list") from None
+        raise TypeError(f"a container of bytes or images {NO_FORM}images alone or in a list") from None
 
 
 def _plain(value: object) -> object:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"a result of type {type(value).__name__} has no JSON form; return text, numbers or containers")
+    raise TypeError(f"a result of type {type(value).__name__} {NO_FORM}text, numbers or containers")
 
 
 def result_message(call: ToolCall, value: object, most: int) -> Message:
