@@ -200,6 +200,7 @@ def test_family_bias_is_the_range_of_mean_errors() -> None:
         ("episode_id,criterion_id,label\ne0,right\n", r"csv:2: label is empty"),
         ("episode_id,criterion_id,label\ne0,right,yes\ne0,right,no\n", r"csv:3: .*'no'.*see .*csv:2"),
         ("episode_id,criterion_id,label\ne0,right,maybe\n", r"csv:2: label 'maybe' .* no, yes"),
+        ("episode_id,criterion_id,label\ne0,right,yes,\ne1,right,yes, mostly\n", r"csv:3: .*mostly.* is in no column"),
         ("episode_id,criterion_id,label\ne7,right,yes\n", "none of 1 labels is of an episode .* e7, judged e0"),
     ],
 )

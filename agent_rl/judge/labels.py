@@ -53,7 +53,8 @@ def read_labels(path: str | os.PathLike[str]) -> list[Label]:
     """Read a CSV file with the columns episode_id, criterion_id and label, and if there are any rater and family.
 
     Raises:
-        ConfigError: if it can't be read, a column is missing, or a line lacks a value or repeats another one's.
+        ConfigError: if it can't be read, a column is missing, or a line lacks a value, has one too many or repeats
+            another one's.
     """
     file = Path(path)
     try:
@@ -75,6 +76,8 @@ def _checked(rows: csv.DictReader[str], file: Path) -> list[Label]:
     found: dict[tuple[str, str, str], Label] = {}
     for row in rows:
         where = f"{file}:{rows.line_num}"
+        if any(beyond := row.pop(None, ())):  # type: ignore[call-overload]
+            raise ConfigError(f"{where}: {beyond} is in no column: put values with a comma in quotes")
         for column in COLUMNS:
             if not (row[column] or "").strip():
                 raise ConfigError(f"{where}: {column} is empty: {dict(row)}; leave out lines without a label")
