@@ -257,6 +257,14 @@ def test_compare_agree_and_report_print_and_give_json(folder: Path, capsys: pyte
     assert status == 1 and "name their file with --episodes FILE" in said
 
 
+def test_tables_show_no_interval_of_a_single_task(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "run", "run", "rubric.yaml", "--where", "id=e1", "-o", "a.jsonl")
+    Path("labels.csv").write_text("episode_id,criterion_id,label\ne1,right,no\ne1,number,no\n")
+    for words in (["compare", "a.jsonl", "a.jsonl"], ["agree", "a.jsonl", "labels.csv"]):
+        status, said = call(capsys, *words)
+        assert status == 0 and "1.000" in said and "nan" not in said
+
+
 def test_probe_finds_what_rewards_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("naive.yaml").write_text("criteria: [{text: Short., rule: {regex: '^.{0,20}$'}}]")
     status, said = call(capsys, "probe", "naive.yaml", "--episodes", "run", "--limit", "2")

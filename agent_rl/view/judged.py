@@ -57,7 +57,7 @@ def _row(each: CriterionSummary) -> tuple[Text | str, ...]:
         Text(clean(criterion.id)),
         "gate" if criterion.gate else f"{criterion.weight:g}",
         _number(each.mean.value),
-        "" if math.isnan(each.mean.low) else f"{each.mean.low:.2f} to {each.mean.high:.2f}",
+        _interval(each.mean, ".2f"),
         str(each.n),
         str(each.not_applicable or ""),
         Text(f"{faults}: {counted(each.faults)}" if faults else "", style="red"),
@@ -80,7 +80,7 @@ def print_comparison(found: JudgementComparison, console: Console) -> None:
 
 
 def _compared(each: ComparedValues) -> tuple[Text | str, ...]:
-    difference, interval = (f"{each.difference.value:+.3f}", _interval(each.difference)) if each.n else ("", "")
+    difference, interval = (f"{each.difference.value:+.3f}", _interval(each.difference, "+.3f")) if each.n else ("", "")
     rates = (_number(each.same), _number(each.kappa), _number(each.rank_correlation))
     unscored = f"{each.first_unscored} / {each.second_unscored}" if each.first_unscored + each.second_unscored else ""
     return Text(clean(each.name)), str(each.n), *rates, difference, interval, unscored
@@ -101,14 +101,13 @@ def print_agreement(found: AgreementReport, console: Console) -> None:
     measures = _table("measure", "value", "95 % interval")
     for name, value in total.items():
         if not math.isnan(value.value):
-            measures.add_row(_words(name), _number(value.value), f"{value.low:.3f} to {value.high:.3f}")
+            measures.add_row(_words(name), _number(value.value), _interval(value, ".3f"))
     console.print(measures)
     rows: list[tuple[Text | str, ...]] = []
     for each in found.criteria[:LISTED]:
         numbers = (_number(each.metrics[name].value) for name in OF_CRITERION)
-        kappa = each.metrics["kappa"]
-        interval = "" if math.isnan(kappa.value) else f"{kappa.low:.2f} to {kappa.high:.2f}"
-        rows.append((Text(clean(each.name)), str(each.n), *numbers, interval, str(sum(each.unscored.values()) or "")))
+        interval, unscored = _interval(each.metrics["kappa"], ".2f"), str(sum(each.unscored.values()) or "")
+        rows.append((Text(clean(each.name)), str(each.n), *numbers, interval, unscored))
     titles = ("criterion", "n", *map(_words, OF_CRITERION), "kappa's interval", "unscored")
     console.print(_filled(titles, rows))
     unscored = counted(found.total.unscored) or "none"
@@ -161,5 +160,6 @@ def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3f}"
 
 
-def _interval(value: Estimate) -> str:
-    return f"{value.low:+.3f} to {value.high:+.3f}"
+def _interval(value: Estimate, form: str) -> str:
+    """Return the interval; nothing where it is not known, as of a single task."""
+    return "" if math.isnan(value.low) else f"{value.low:{form}} to {value.high:{form}}"
