@@ -7,7 +7,7 @@ import pytest
 
 from agent_rl.algorithms import to_samples
 from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
-from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Fork, Source
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.scripted import ScriptedEngine
@@ -15,6 +15,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.policy import AnyPolicy, TokenPolicy
 from agent_rl.rollout import Job, continuation, run_episode
+from agent_rl.stats.statistics import Statistics, ToolUse
 from tests.doubles import CALL, Dice, UnprovenRenderer, dice_spec, play, sampled, small_renderer
 
 TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolCall("x", "rol")))
@@ -56,7 +57,7 @@ class Shown(Fair):
         return [
             Message("user", "roll"),
             CALL,
-            Message("tool", "4", tool_call_id="call_0"),
+            Message("tool", "late", tool_call_id="call_0", name="roll", tool_error=ToolErrorKind.TIMEOUT),
             Message("user", await super().reset(task, rng)),
         ]
 
@@ -65,6 +66,9 @@ def test_calls_shown_in_the_opening_count_nowhere() -> None:
     parent = first(replying(CALL, "6"), cls=Shown)
     again = then(replying(CALL, "6"), parent, 1, cls=Shown, budget=Budget(tool_calls=2))
     assert (parent.tool_calls, again.tool_calls, again.stop_reason) == (1, 2, StopReason.DONE)
+    statistics = Statistics()
+    statistics.add(again)
+    assert not again.tool_errors and statistics.tools == {"roll": ToolUse(calls=2)}
 
 
 @pytest.mark.parametrize("turn", range(4))

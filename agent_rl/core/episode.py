@@ -209,15 +209,19 @@ class Episode(Displayed):
         return len(self.steps)
 
     @property
+    def played(self) -> tuple[Message, ...]:
+        """The messages from the policy's first reply on; an example in the opening is none of its."""
+        return self.messages[max(0, len(self.messages) - sum(1 + step.messages for step in self.steps)) :]
+
+    @property
     def tool_calls(self) -> int:
-        """How many tool calls the policy made, malformed ones included; an example in the opening is none of its."""
-        played = sum(1 + step.messages for step in self.steps)
-        return sum(len(m.tool_calls) for m in self.messages[max(0, len(self.messages) - played) :])
+        """How many tool calls the policy made, malformed ones included."""
+        return sum(len(m.tool_calls) for m in self.played)
 
     @property
     def tool_errors(self) -> Mapping[str, int]:
-        """How many tool calls failed, by class."""
-        return Counter(str(m.tool_error) for m in self.messages if m.tool_error is not None)
+        """How many of them failed, by class."""
+        return Counter(str(m.tool_error) for m in self.played if m.tool_error is not None)
 
     def scored(self, rewards: tuple[Reward, ...], judgements: tuple[Judgement, ...]) -> Episode:
         """Return it with these, in half the time of `dataclasses.replace`."""

@@ -104,7 +104,7 @@ class Statistics:
         self.stops[episode.stop_reason] += 1
         if episode.error is not None:
             self.failures[f"{episode.error.where}: {episode.error.type}"] += 1
-        self._add_calls(episode.messages)
+        self._add_calls(episode.played)
         self._add_sizes(episode, task)
         self._add_times(episode)
         self._add_drift(episode.trajectories)
