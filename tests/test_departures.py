@@ -12,7 +12,7 @@ from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.stats import departures
 from agent_rl.stats.departures import Departures, find_departures, first_departure
 from agent_rl.stats.diff import evidence_of
-from tests.doubles import example_episode
+from tests.doubles import CALL, example_episode, run_dice, token_policy
 
 Turn = tuple[str | Sequence[ToolCall], str]
 """What the policy says or calls, and what comes back; an empty string for nothing."""
@@ -34,7 +34,7 @@ def play(
         back = [Message("tool", result, name=calls[0].name, tool_error=kind)] if calls else [Message("user", result)]
         messages += back if result else []
         is_cut = stop in (StopReason.LENGTH, StopReason.TOKENS) and at == len(turns) - 1
-        steps += [] if is_cut else [StepRecord(bool(result), 0.0, False, False)]
+        steps.append(StepRecord(bool(result), 0.0, terminated=False, truncated=is_cut))
     given = {
         "task": {"n": task},
         "messages": tuple(messages),
@@ -91,6 +91,13 @@ LOST = {"outcome": Outcome.FAILED, "error": Failure("step", "SandboxError", "gon
 def test_first_departure_is_found(good: Sequence[Turn], bad: Episode, turn: int, what: str) -> None:
     found = first_departure(bad, [play(*good, score=1.0)])
     assert found is not None and (found.turn, found.what) == (turn, what)
+
+
+def test_cut_reply_is_no_answer() -> None:
+    good, bad = run_dice(token_policy(CALL, "6")), run_dice(token_policy("6 6 6", max_tokens=2))
+    assert bad.stop_reason is StopReason.LENGTH and bad.final_text
+    found = first_departure(bad, [good])
+    assert found is not None and (found.turn, found.what) == (0, "cut in a reply (length)")
 
 
 def test_nearest_successful_episode_is_compared() -> None:

@@ -209,6 +209,12 @@ class Episode(Displayed):
         return len(self.steps)
 
     @property
+    def cut_in_reply(self) -> bool:
+        """Whether a limit of tokens cut its last reply, of which the environment was given nothing."""
+        is_limit = self.stop_reason in (StopReason.LENGTH, StopReason.TOKENS)
+        return is_limit and bool(self.steps) and self.steps[-1].truncated
+
+    @property
     def played(self) -> tuple[Message, ...]:
         """The messages from the policy's first reply on; an example in the opening is none of its."""
         return self.messages[max(0, len(self.messages) - sum(1 + step.messages for step in self.steps)) :]

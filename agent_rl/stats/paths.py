@@ -70,9 +70,9 @@ def moves_of(episode: Episode) -> Iterator[tuple[Move, str]]:
     for turn in played:
         at = turn.index or 0
         reply, *results = turn.messages
-        was_cut = turn.reward is None and episode.stop_reason in _CUT_A_REPLY
-        if not was_cut:
-            yield from _reply_moves(reply, at, is_last=turn is played[-1])
+        is_last = turn is played[-1]
+        if not (is_last and episode.cut_in_reply):
+            yield from _reply_moves(reply, at, is_last=is_last)
         if results:
             errors = " ".join(dict.fromkeys(m.tool_error for m in results if m.tool_error))
             tools = " ".join(dict.fromkeys(m.name or "" for m in results if m.role == "tool"))
@@ -80,9 +80,6 @@ def moves_of(episode: Episode) -> Iterator[tuple[Move, str]]:
     failed = episode.ending if episode.stop_reason is StopReason.ERROR else None
     is_unread = episode.ending is Ending.PARSE_ERROR
     yield Move(at, Kind.END, "" if is_unread else str(failed or episode.stop_reason)), ""
-
-
-_CUT_A_REPLY = (StopReason.LENGTH, StopReason.TOKENS, StopReason.SECONDS)
 
 
 def _reply_moves(reply: Message, turn: int, *, is_last: bool) -> Iterator[tuple[Move, str]]:
