@@ -1,6 +1,7 @@
 """Training on an environment that has no demonstrations."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.embedded.warm_start import demonstrate, stored_demonstrations
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.config import load_config
+from agent_rl.core.episode import StopReason
 from agent_rl.policy.scripted import Scripted
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
-from tests.doubles import small_renderer
+from tests.doubles import small_renderer, token_policy
 from tests.runs import SMALL, config
 
 
@@ -130,6 +132,16 @@ def test_unreadable_calls_are_not_played_again(tmp_path: Path) -> None:
             writer.write(episode)
     (again,) = stored_demonstrations(env, str(tmp_path), 9, renderer=small_renderer())
     assert again.task == smooth[1].task
+
+
+def test_cut_replies_are_not_played_again(bare: str, tmp_path: Path) -> None:
+    cut, whole = (ar.run(bare, token_policy(reply, max_tokens=2))[0] for reply in ("4 444", "4"))
+    assert cut.stop_reason is StopReason.LENGTH and cut.final_text.strip() == "4"
+    with ar.EpisodeWriter(tmp_path / "episodes.jsonl") as writer:
+        for episode in (cut, whole):
+            writer.write(replace(episode, id=episode.stop_reason))
+    played = stored_demonstrations(ar.spec(bare), str(tmp_path), 9, successful=False)
+    assert [e.final_text for e in played] == ["4"]
 
 
 def test_broken_demonstrations_are_told_with_a_reason(bare: str, tmp_path: Path) -> None:

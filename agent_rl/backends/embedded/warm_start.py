@@ -101,7 +101,8 @@ def stored_demonstrations(
 ) -> list[Episode]:
     """Play the replies of stored episodes again; with token ids if there is a renderer.
 
-    Those with a call that could not be read are left out, as its text is not kept.
+    Those with a call that could not be read are left out, as its text is not kept, and those whose last reply was cut:
+    it would be learned as one that ends there.
 
     Args:
         env: the environment, or a mixture, that they are of; others are passed over.
@@ -121,7 +122,7 @@ def stored_demonstrations(
         episode
         for episode in read_episodes(path)
         if episode.env in specs and episode.turns and (episode.success or not successful)
-        if task_key(episode.task) not in but
+        if task_key(episode.task) not in but and not episode.cut_in_reply
         if not any(call.error for reply in replies(episode) for call in reply.tool_calls)
     )
     jobs = [_played_again(specs[episode.env], episode, renderer) for episode in islice(fitting, n)]

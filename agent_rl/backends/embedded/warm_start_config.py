@@ -32,7 +32,8 @@ class WarmStartConfig(Section):
     episodes: PathOrName | None = None
     """A run's folder or an episode file whose episodes are the demonstrations, in place of the environment's scripts:
     those of a person (`agent-rl play`) or of any policy. Their replies are played again in this model's tokens. Tasks
-    that the run evaluates on are left out, and episodes with a call that could not be read, as its text is not kept."""
+    that the run evaluates on are left out, and episodes with a call that could not be read, as its text is not kept, or
+    with a reply that was cut, which would be learned as one that ends there."""
     successful: bool = True
     """Whether only those of `episodes` count that succeed."""
     demonstrations: int = Field(6000, ge=1)
