@@ -206,6 +206,25 @@ class TokenConversation:
             max_tokens = await self._summarise(max_tokens)
         if max_tokens is not None and max_tokens < 1:  # a summary may take more tokens as text than were sampled
             raise FullContextError
+        pieces = await self._sample(max_tokens)
+        trajectory = self._append_pending()
+        length, finish_reason = len(trajectory), FinishReason.STOP
+        for piece in pieces:
+            if isinstance(piece, Completion):
+                trajectory.append_completion(piece, self.turn)
+                finish_reason = piece.finish_reason
+            else:
+                trajectory.append(piece, Source.TEMPLATE, self.turn)
+        message = self._read(trajectory)
+        self._messages.append(message)
+        self.turn += 1
+        is_cut = finish_reason is FinishReason.LENGTH
+        return Reply(
+            message, finish_reason, is_cut and max_tokens is not None and len(trajectory) - length >= max_tokens
+        )
+
+    async def _sample(self, room: int | None) -> list[Piece]:
+        """Give the engine what it has not got yet; return the pieces of the reply."""
         policy, interrupt, point = self._policy, self._policy.interrupt, 0
         if interrupt is not None:
             sampled = self._sampled + sum(t.sampled for t in self._trajectories)
@@ -216,38 +235,36 @@ class TokenConversation:
             [*context, *chain.from_iterable(ids for ids, _ in self._pending)],
             policy.params,
             policy.renderer.stop_ids,
-            room=max_tokens,
+            room=room,
             interrupt=interrupt,
             point=point,
         )
+        if context:
+            pieces, self._waited = _without_routes(pieces, len(context) - 1), False  # the last id had none yet
+        return pieces
+
+    def _append_pending(self) -> Trajectory:
+        """Append what the engine was given; return the trajectory, a new one after a fork."""
         if self._fork is not None:
             self._at = len(self._trajectories)
             self._trajectories.append(Trajectory(self._fork))
-        if context:
-            pieces, self._waited = _without_routes(pieces, len(context) - 1), False  # the last id had none yet
-        trajectory, finish_reason = self._trajectories[self._at], FinishReason.STOP
+        trajectory = self._trajectories[self._at]
         for ids, source in self._pending:
             # a reply's closing tokens belong to its own turn, everything else opens the present one
             trajectory.append(ids, source, trajectory.last_turn if source is Source.TEMPLATE else self.turn)
-        self._pending, self._fork, length = [], None, len(trajectory)
-        for piece in pieces:
-            if isinstance(piece, Completion):
-                trajectory.append_completion(piece, self.turn)
-                finish_reason = piece.finish_reason
-            else:
-                trajectory.append(piece, Source.TEMPLATE, self.turn)
+        self._pending, self._fork = [], None
+        return trajectory
+
+    def _read(self, trajectory: Trajectory) -> Message:
+        """Return what the last reply says; its calls get ids."""
         before, reply = trajectory.split_reply()
-        message = policy.renderer.parse(reply, before, self._tools)
-        if message.tool_calls:  # not by dataclasses.replace: it takes 2.5 µs
-            named = ((f"call_{self.turn}_{i}", c) for i, c in enumerate(message.tool_calls))
-            calls = tuple(ToolCall(id, c.name, c.arguments, c.error) for id, c in named)
-            message = Message("assistant", message.content, message.reasoning, calls)
-        self._messages.append(message)
-        self.turn += 1
-        is_cut = finish_reason is FinishReason.LENGTH
-        return Reply(
-            message, finish_reason, is_cut and max_tokens is not None and len(trajectory) - length >= max_tokens
-        )
+        message = self._policy.renderer.parse(reply, before, self._tools)
+        if not message.tool_calls:
+            return message
+        named = ((f"call_{self.turn}_{i}", c) for i, c in enumerate(message.tool_calls))
+        calls = tuple(ToolCall(id, c.name, c.arguments, c.error) for id, c in named)
+        # not by dataclasses.replace: it takes 2.5 µs
+        return Message("assistant", message.content, message.reasoning, calls)
 
     async def _summarise(self, max_tokens: int | None) -> int | None:
         """Let the policy say what replaces the context, in its present turn; return the room for its reply."""
