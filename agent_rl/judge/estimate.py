@@ -71,7 +71,7 @@ def estimate_cost(plan: Plan) -> CostEstimate:
         return CostEstimate(len(places), 0, 0, (0, 0), (0, 0), None, True, 0)
     with closing(_DryJudge(config, plan.calls if plan.calls.exists() else None)) as judge:
         asyncio.run(_ask_all(plan, judge, places))
-        requests, logged = judge.dry.requests, judge.dry.asked - len(judge.dry.requests)
+        requests, logged = judge.dry.requests, judge.dry.logged
     count = vocabulary(config.model)
     sizes = [sum(map(count or _bytes, request.texts)) for request in requests]
     found = list(_seen(plan.calls, config.model, count or _bytes)) if plan.calls.exists() else []
@@ -103,18 +103,6 @@ class _DryCaller(Caller):
     def __init__(self, config: JudgeConfig, log: Path | None) -> None:
         super().__init__(config, log)
         self.requests: list[_Request] = []
-        self.asked = 0
-
-    async def ask(
-        self,
-        messages: Sequence[JSON],
-        schema: Mapping[str, JSON],
-        sample: int,
-        usage: list[Usage],
-        about: Mapping[str, JSON],
-    ) -> Answer:
-        self.asked += 1
-        return await super().ask(messages, schema, sample, usage, about)
 
     async def _request(
         self, key: str, body: Mapping[str, JSON], size: int, usage: list[Usage], about: Mapping[str, JSON]
