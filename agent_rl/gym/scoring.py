@@ -35,10 +35,12 @@ class Scoring:
         Raises:
             TimeoutError: if they take more than `seconds` together.
         """
+        left = []
         for c in self.components:
             if c.inline:
-                self.keep(c, self.method(c)())
-        left = [c for c in self.components if not c.inline]
+                self.keep(c, getattr(self.env, c.attribute)(self.episode))
+            else:
+                left.append(c)
         sync = [] if blocking else [c for c in left if not c.is_async]
         waiting: list[Callable[[], Awaitable[None]]]
         waiting = [functools.partial(self.score_one, c) for c in left if c not in sync]
