@@ -1,7 +1,7 @@
 """Sandboxes kept open ahead of their use, for a backend whose sandboxes take long to open.
 
 Each is handed out once and closed after its use, never given to a second owner. Between calls a sandbox belongs to no
-event loop, so the ones kept warm in one `asyncio.run` serve the next.
+event loop, so the ones kept warm in one `asyncio.run` serve the next, and those of several threads at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
@@ -102,11 +102,8 @@ class WarmPool:
             sandbox = await self._warm_one() if usual else None
         if sandbox is None:
             self._check_open()
-            self._opening += 1
-            try:
+            with self._place():
                 sandbox = await self.backend.open(owner=owner, limits=limits or self._limits, lifetime=lifetime)
-            finally:
-                self._opening -= 1
         pooled = _PooledSandbox(self._give_back, sandbox, lifetime)
         self._held.add(pooled)
         self._refill()
@@ -152,29 +149,41 @@ class WarmPool:
         """Return a warm sandbox that answers, if there is one."""
         while self._ready and not self._closed:
             warm = self._ready.popleft()
-            self._opening += 1
-            try:
-                if time.monotonic() - warm.opened < self._lifetime and await _answers(warm.sandbox):
-                    return warm.sandbox
-                await _discard(warm.sandbox)
-            except asyncio.CancelledError:
-                await asyncio.shield(_discard(warm.sandbox))
-                raise
-            finally:
-                self._opening -= 1
+            with self._place():
+                try:
+                    if time.monotonic() - warm.opened < self._lifetime and await _answers(warm.sandbox):
+                        return warm.sandbox
+                    await _discard(warm.sandbox)
+                except asyncio.CancelledError:
+                    await asyncio.shield(_discard(warm.sandbox))
+                    raise
         return None
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """Take a place among the open ones; whoever waits gets it if there is nothing to open after all."""
+        self._opening += 1
+        try:
+            yield
+        except BaseException:
+            self._opening -= 1
+            self._wake()
+            raise
+        self._opening -= 1
 
     async def _turn(self) -> None:
         """Wait until something has changed."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
+        if self._open < self._most or self._closed:  # since it was looked at, by another thread
+            self._wake()
         await turn
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, deque()
         for turn in waiting:
-            if not turn.done() and not turn.get_loop().is_closed():
-                turn.set_result(None)
+            with contextlib.suppress(RuntimeError):  # its loop was closed
+                turn.get_loop().call_soon_threadsafe(_wake, turn)
 
     def _refill(self) -> None:
         """Begin to open the missing ones; waiting calls come first. A failure shows at the next `open`."""
@@ -286,6 +295,11 @@ class _PooledSandbox(Sandbox):
     async def end(self) -> None:
         """Close the sandbox itself."""
         await self._sandbox.close()
+
+
+def _wake(turn: asyncio.Future[None]) -> None:
+    if not turn.done():  # it may have been cancelled
+        turn.set_result(None)
 
 
 async def _answers(sandbox: Sandbox) -> bool:

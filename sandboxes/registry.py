@@ -87,5 +87,5 @@ def shared_backend(name: str, options: Mapping[str, JSON] = _NONE) -> Sandboxes:
     """
     key = json.dumps([name, dict(options)], sort_keys=True)
     if key not in _shared:
-        _shared[key] = make_backend(name, options)
+        _shared.setdefault(key, make_backend(name, options))  # another thread may have been faster
     return _shared[key]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tree import ROOT
 import agent_rl as ar
 from agent_rl.cli import main
 from agent_rl.sandboxes.base import Capabilities, Guarantee
-from agent_rl.sandboxes.registry import SANDBOXES, make_backend
+from agent_rl.sandboxes.registry import SANDBOXES, make_backend, shared_backend
 from agent_rl.testing import FakeSandboxes, check_sandboxes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs Linux")
@@ -54,6 +56,19 @@ def test_register_sandbox_refuses_a_taken_name():
     assert "recorded" in SANDBOXES.names()
     with pytest.raises(ar.NameCollisionError, match="'recorded' is registered twice"):
         ar.register_sandbox("recorded")(FakeSandboxes)
+
+
+def test_shared_backend_is_one_for_threads_that_begin_at_once():
+    both = threading.Barrier(2, timeout=10)
+
+    @ar.register_sandbox("slow-to-make")
+    def slow() -> FakeSandboxes:
+        both.wait()
+        return FakeSandboxes()
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(shared_backend, ["slow-to-make"] * 2)
+    assert first is second
 
 
 class Boasting(FakeSandboxes):

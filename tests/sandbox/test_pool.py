@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -212,6 +213,34 @@ def test_warm_pool_serves_successive_event_loops() -> None:
     assert pool.ready == 2
     asyncio.run(pool.close())
     assert not backend.open_now
+
+
+def test_warm_pool_failed_open_lets_others_try() -> None:
+    async def use(pool: WarmPool, backend: Counting) -> None:
+        backend.fails = True
+        opens = asyncio.gather(*(pool.open() for _ in range(3)), return_exceptions=True)
+        assert [type(error) for error in await asyncio.wait_for(opens, 5)] == [SandboxError] * 3
+
+    pooled(use, Counting(seconds=0.01), warm=1, most=1)
+
+
+def test_warm_pool_serves_threads_at_once() -> None:
+    backend, ended = Counting(seconds=1e-4), list[None]()
+    pool = WarmPool(backend, warm=1, most=2)
+
+    async def use() -> None:
+        for _ in range(30):
+            sandbox = await pool.open()
+            await asyncio.sleep(1e-4)
+            await sandbox.close()
+        ended.append(None)
+
+    threads = [threading.Thread(target=lambda: asyncio.run(use()), daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(ended) == len(threads)
 
 
 @pytest.mark.parametrize("options", [{"warm": 0}, {"warm": 5, "most": 4}, {"lifetime": 0, "warm": 1}])
