@@ -17,8 +17,9 @@ from agent_rl.runs.stalls import MEMORY, SOLVED, find_stalls, window_of
 
 STEPS = 3
 """A cause is named once it held in so many steps in a row."""
-GROUP_REWARD = "group reward"
-"""The cause that is named in its first step: a method that fails for every group is broken, not unlucky."""
+JUDGE_COST, GROUP_REWARD = "judge cost", "group reward"
+"""Causes that are named in their first step: what is spent stays spent, and a method that fails for every group is
+broken, not unlucky."""
 MOST = 0.9
 """The share of a step's episodes that makes a cut the run's problem."""
 CUTS = {
@@ -76,8 +77,7 @@ class Diagnosis:
         shared = [name for name in causes if len(last) == STEPS - 1 and all(_metric(name) in step for step in last)]
         self._steps = [*self._steps, {**metrics, **dict.fromkeys(map(_metric, causes), 1.0)}][-MEMORY * self._window :]
         named = [(name, f"{STEPS} steps in a row, {causes[name]}") for name in shared[:1]]
-        if GROUP_REWARD in causes:
-            named = [(GROUP_REWARD, causes[GROUP_REWARD])]
+        named = [(name, causes[name]) for name in (JUDGE_COST, GROUP_REWARD) if name in causes] or named
         is_match = len({episode.seat for episode in self.episodes}) > 1  # one player's success is another's failure
         if not named and not is_match:
             named = [*find_stalls(self._steps, self._window)][:1]
@@ -118,6 +118,10 @@ def find_causes(
     differ = len(set(scores)) > len({group for group, _ in scores})
     is_learning = differ or bool(norm and (is_only_of_rewards or len({score for _, score in scores}) > 1))
     alive = [e for e in episodes if e.trainable]
+    if unpaid := metrics.get("judge/faults/cost"):
+        unmade = f"{unpaid:.0f} verdicts of this step were not made, nor will those of later steps be"
+        way_out = "episodes that lack one have no score: resume with a higher judge.max_cost"
+        yield JUDGE_COST, f"judge.max_cost is spent: {unmade}; {way_out}"
     yield from _of_failures(episodes)
     yield from _of_scores(alive, env)
     yield from _of_cuts(alive, is_learning=is_learning)
