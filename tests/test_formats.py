@@ -112,6 +112,8 @@ def test_preferences_are_the_best_and_worst_of_a_group() -> None:
     (pair,) = LINES["preferences"](episodes)
     assert (pair["chosen_id"], pair["rejected_id"], pair["chosen_reward"]) == ("a1", "a3", 1.0)
     assert [m["role"] for m in pair["prompt"]] == ["system", "user"]  # type: ignore[union-attr, index]
+    called: Any = pair["chosen"]  # chat templates write arguments as JSON: of a text they would make a text in quotes
+    assert [c["function"]["arguments"] for c in called[0]["tool_calls"]] == [dict(c.arguments) for c in CALLS]
 
 
 def test_preferences_pair_no_two_tasks_of_an_evaluation() -> None:

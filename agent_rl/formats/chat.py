@@ -16,15 +16,20 @@ _IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/jpg;")
 """How the URLs begin that hold an image; one elsewhere is not loaded."""
 
 
-def chat_messages(messages: Sequence[Message]) -> list[dict[str, JSON]]:
-    """Return messages in OpenAI's format; arguments are texts, images data URLs, a tool's error beside its message."""
-    return [_chat_message(message) for message in messages]
+def chat_messages(messages: Sequence[Message], *, as_objects: bool = False) -> list[dict[str, JSON]]:
+    """Return messages in OpenAI's format; images are data URLs, a tool's error is beside its message.
+
+    Args:
+        messages: the messages.
+        as_objects: whether the arguments of calls are objects, as chat templates take them; OpenAI's are texts.
+    """
+    return [_chat_message(message, as_objects) for message in messages]
 
 
-def _chat_message(message: Message) -> dict[str, JSON]:
+def _chat_message(message: Message, as_objects: bool) -> dict[str, JSON]:
     optional: dict[str, JSON] = {
         "reasoning_content": message.reasoning and as_unicode(message.reasoning),
-        "tool_calls": [_chat_call(call) for call in message.tool_calls],
+        "tool_calls": [_chat_call(call, as_objects) for call in message.tool_calls],
         "tool_call_id": message.tool_call_id,
         "name": message.name and as_unicode(message.name),
         "tool_error": message.tool_error and message.tool_error.value,
@@ -34,8 +39,10 @@ def _chat_message(message: Message) -> dict[str, JSON]:
     return said | {name: value for name, value in optional.items() if value}
 
 
-def _chat_call(call: ToolCall) -> dict[str, JSON]:
-    arguments = as_unicode(json.dumps(without_nan(call.arguments), ensure_ascii=False))
+def _chat_call(call: ToolCall, as_objects: bool) -> dict[str, JSON]:
+    arguments: JSON = without_nan(call.arguments)
+    if not as_objects:
+        arguments = as_unicode(json.dumps(arguments, ensure_ascii=False))
     named: dict[str, JSON] = {"name": as_unicode(call.name), "arguments": arguments}
     made: dict[str, JSON] = {"id": call.id, "type": "function", "function": named}
     return made | ({"error": call.error} if call.error else {})

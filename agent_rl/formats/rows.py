@@ -45,7 +45,8 @@ def sft_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
 def preference_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
     """Yield the best and the worst sample of each group, where their rewards differ, as conversations of TRL's form.
 
-    The prompt is what the environment said first; two of a group that were opened differently are no pair, nor are two
+    The prompt is what the environment said first, and the arguments of calls are objects: chat templates write those as
+    JSON themselves, and few of them take a text. Two of a group that were opened differently are no pair, nor are two
     of an evaluation, whose tasks are one group, with different tasks.
     """
     best: dict[tuple[str, str, str], Episode] = {}
@@ -63,9 +64,9 @@ def preference_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
         opening, other = (next(turns(e)).messages for e in (chosen, rejected))
         if opening == other and _reward(chosen) > _reward(rejected):
             yield {
-                "prompt": chat_messages(opening),
-                "chosen": chat_messages(chosen.messages[len(opening) :]),
-                "rejected": chat_messages(rejected.messages[len(opening) :]),
+                "prompt": chat_messages(opening, as_objects=True),
+                "chosen": chat_messages(chosen.messages[len(opening) :], as_objects=True),
+                "rejected": chat_messages(rejected.messages[len(opening) :], as_objects=True),
                 "chosen_reward": chosen.reward,
                 "rejected_reward": rejected.reward,
                 "chosen_id": chosen.id,
