@@ -8,7 +8,9 @@ import json
 import re
 import shlex
 import textwrap
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from importlib import resources
@@ -133,13 +135,28 @@ def load_config(
     return check_config(schema, container)
 
 
+_composing = threading.Lock()
+
+
 @cache
 def _composed(name: str | None, presets: tuple[tuple[str, str], ...]) -> DictConfig:
     """Return `configs/<name>.yaml` with presets, for its callers to copy: Hydra takes 20 times as long as the copy."""
     from hydra import compose, initialize_config_module
 
-    with initialize_config_module("agent_rl.configs", version_base=None):
+    with _composing, _own_hydra(), initialize_config_module("agent_rl.configs", version_base=None):
         return cast("DictConfig", compose(name, [f"{group}={preset}" for group, preset in presets]))
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Put aside the Hydra of a program that is an app of it: there is one in a process."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    theirs, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = theirs
 
 
 def _refuse_mistyped(schema: type[BaseModel], values: Sequence[tuple[str, object]]) -> None:

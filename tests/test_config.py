@@ -2,13 +2,25 @@
 
 import shlex
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from pydantic import ValidationError
 
 from agent_rl.backends.embedded.config import EmbeddedEvalConfig, EmbeddedRolloutConfig, TrainConfig
 from agent_rl.backends.verl.config.settings import VerlConfig
-from agent_rl.config import ELSEWHERE, Section, choices, load_config, parse_setting, setting_names, write_setting
+from agent_rl.config import (
+    ELSEWHERE,
+    Section,
+    _composed,
+    choices,
+    load_config,
+    parse_setting,
+    setting_names,
+    write_setting,
+)
 from agent_rl.errors import ConfigError
 from agent_rl.policy import PolicyConfig
 from agent_rl.runs.config import RunConfig
@@ -85,6 +97,20 @@ def test_load_config_names_wrong_settings(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(override)
     assert message in str(error.value)
+
+
+def test_load_config_composes_amid_a_hydra_app() -> None:
+    _composed.cache_clear()
+    with initialize_config_module("agent_rl.configs", version_base=None):
+        app = GlobalHydra.instance().hydra
+        assert load("steps=3").steps == 3
+        assert GlobalHydra.instance().hydra is app
+
+
+def test_load_config_composes_in_threads_at_once() -> None:
+    _composed.cache_clear()
+    with ThreadPoolExecutor(4) as threads:
+        assert [c.seed for c in threads.map(load, [f"seed={n}" for n in range(4)])] == [0, 1, 2, 3]
 
 
 def test_load_config_refuses_exclusive_settings() -> None:

@@ -96,6 +96,18 @@ def test_sequence_refuses_concurrent_and_closed_sampling() -> None:
     run(main)
 
 
+def test_engine_refuses_a_second_thread_that_samples() -> None:
+    engine = Engine(tiny(), slots=4, max_len=64)
+
+    async def main() -> Completion:
+        await engine.open(0).sample([1, 2, 3], GREEDY, NEVER)
+        with pytest.raises(PolicyError, match="sampled in another thread"):
+            await asyncio.wait_for(asyncio.to_thread(run, lambda: engine.open(1).sample([1, 2], GREEDY, NEVER)), 20)
+        return await engine.open(0).sample([1, 2, 3], GREEDY, NEVER)
+
+    assert run(main).token_ids == run(lambda: engine.open(1).sample([1, 2, 3], GREEDY, NEVER)).token_ids
+
+
 def test_sequence_close_lets_a_waiting_one_in() -> None:
     engine = Engine(tiny(), slots=1, max_len=64)
     idle, waiting = engine.open(0), engine.open(1)

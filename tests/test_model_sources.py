@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,12 @@ def test_loaded_model_learns_from_its_padding_token(
     of_fresh, of_loaded = (one.get_input_embeddings().weight.grad[pad] for one in (model, found))
     assert float(of_fresh.norm()) > 1e-6
     torch.testing.assert_close(of_loaded, of_fresh)
+
+
+def test_load_model_serves_threads_at_once(folder: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        loaded = [*threads.map(load_model, [folder / "checkpoint"] * 8)]
+    assert not any(parameter.is_meta for model, _ in loaded for parameter in model.parameters())
 
 
 def test_tokenizer_without_an_end_leaves_the_models(

@@ -84,9 +84,10 @@ class Sequence:
         """Append `ids` and sample. An empty `ids` continues an aborted sample.
 
         Raises:
-            PolicyError: if the sequence is busy, over or empty, an id is out of range, `ids` don't fit the context, or
-                the engine's step failed. After a failed or cancelled call the sequence is over: what it had sampled by
-                then never reached the caller, whose token list would differ from the engine's.
+            PolicyError: if the sequence is busy, over or empty, an id is out of range, `ids` don't fit the context,
+                another thread samples, or the engine's step failed. After a failed or cancelled call the sequence is
+                over: what it had sampled by then never reached the caller, whose token list would differ from the
+                engine's.
         """
         if self._over is not None:
             raise PolicyError(f"this sequence is over: {self._over}; open a new one")
@@ -103,6 +104,7 @@ class Sequence:
                 f"{len(self.fed) + len(feed)} tokens leave no room in the engine's context of {engine.context_limit}; "
                 "raise max_len or lower the environment's token budget"
             )
+        engine.require_loop()
         self.feed, self.params, self.stop_ids = feed, params, stop_ids
         self.future = asyncio.get_running_loop().create_future()
         engine.submit(self)
@@ -220,6 +222,7 @@ class Engine:
         self._waiting: deque[Sequence] = deque()
         self._open: set[Sequence] = set()
         self._driver: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self, seed: int) -> Sequence:
         """Begin a sequence; it takes a slot with its first sample, and waits for one if all are taken."""
@@ -248,6 +251,21 @@ class Engine:
         """Give back the memory of the copy of the weights, which an update has better use for."""
         self.forward.release()
         self._released = True
+
+    def require_loop(self) -> None:
+        """Serve the running event loop from now on.
+
+        Raises:
+            PolicyError: if the one that was served still runs, in another thread.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None and self._loop.is_running():
+                raise PolicyError(
+                    "this model is sampled in another thread at the moment: wait until that ends, or load the model "
+                    "once for each thread"
+                )
+            self._loop = loop
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence that wants to sample, and start the engine's task if it has ended."""

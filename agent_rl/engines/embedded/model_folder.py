@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import torch
@@ -24,6 +25,9 @@ from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.quantization import forward_in
 from agent_rl.engines.model_files import base_model, load_options, require_model, share_weights
 from agent_rl.errors import CheckpointError, in_brief
+
+_reading = threading.Lock()
+"""Transformers changes torch's functions while it reads a model: another thread's would have no weights."""
 
 
 def load_model(
@@ -70,7 +74,8 @@ def _read(folder: str | Path, dtype: str) -> PreTrainedModel:
     if "gguf_file" in options and (packed := getattr(transformers, "GgufConfig", None)):
         # left packed, it could be neither trained nor saved; older releases have no such setting and always unpack
         options["quantization_config"] = packed(dequantize=True)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(**options)
+    with _reading:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(**options)
     return model
 
 
