@@ -167,6 +167,13 @@ def test_view_prints_the_only_episode_that_fits(file: Path, capsys: pytest.Captu
     assert "none of its 5 episodes fits" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["view RUN", "view RUN --html page.html", "export RUN --to openai -o rows.jsonl"])
+def test_run_without_episodes_says_so(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "episodes.jsonl").touch()
+    assert main(command.replace("RUN", str(tmp_path)).split()) == 1
+    assert capsys.readouterr().err == f"agent-rl: {tmp_path}: it has no episodes yet\n"
+
+
 def test_episodes_lists_counts_and_prints_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = ["episodes", str(file), "--where", "purpose = train and not stop = turns"]
     assert main([*train, "--sort", "seconds", "--limit", "2"]) == 0

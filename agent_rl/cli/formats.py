@@ -35,7 +35,8 @@ def export_stored(arguments: argparse.Namespace, out: str) -> int:
     limit = 2**62 if arguments.limit is None else arguments.limit
     selected = select(arguments.file, where=where, search=arguments.search, limit=limit)
     if not selected.places:
-        raise ConfigError(f"{arguments.file}: none of its {selected.total:,} episodes fits {' and '.join(where)}")
+        asked = f" {' and '.join(where)}" if selected.total else ""
+        raise ConfigError(f"{arguments.file}: {selected.none}{asked}")
     rows = export_episodes(selected.episodes(), out, arguments.to)
     if not rows:
         Path(out).unlink(missing_ok=True)

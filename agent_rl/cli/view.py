@@ -126,8 +126,7 @@ def _selected(arguments: argparse.Namespace, most: int = ROWS, *, may_be_empty: 
     asked = {name: getattr(arguments, name) for name in ("where", "search", "sort", "reverse", "offset")}
     selected = select(arguments.file, limit=most if arguments.limit is None else arguments.limit, **asked)
     if not selected.fitting and not may_be_empty:
-        none = "fits" if selected.total else "yet"
-        raise ConfigError(f"{arguments.file}: none of its {selected.total:,} episodes {none}")
+        raise ConfigError(f"{arguments.file}: {selected.none}")
     return selected
 
 

@@ -34,6 +34,11 @@ class Selection:
     fitting: int
     total: int
 
+    @property
+    def none(self) -> str:
+        """What to say where none fits."""
+        return f"none of its {self.total:,} episodes fits" if self.total else "it has no episodes yet"
+
     def episodes(self) -> Iterator[Episode]:
         """Yield the episodes, read one at a time."""
         return (episode_at(self.path, place) for place in self.places)

@@ -99,7 +99,7 @@ def save_page(
     """
     chosen = select(path, where=where, search=search, sort=sort, reverse=reverse, limit=limit, offset=offset)
     if not chosen.places:
-        raise ConfigError(f"{path}: none of its {chosen.total:,} episodes {'fits' if chosen.total else 'yet'}")
+        raise ConfigError(f"{path}: {chosen.none}")
     out = Path(out)
     if out.is_dir():
         raise ConfigError(f"{out} is a folder: name a file for the page, such as {out / 'page.html'}")
