@@ -108,8 +108,8 @@ async def check_fuzz(bench: Bench) -> None:
     left = deque([*_calls(tools), *(Message("assistant", text) for text in TEXTS)])
     job = bench.job(bench.tasks(bench.spec.tasks.splits[0])[0], is_unlimited=True)
     failures = 0
-    for episode in chain.from_iterable(bench.played.values()):
-        _find_unreadable(bench, episode)
+    for played in chain.from_iterable(bench.played.values()):
+        _find_unreadable(bench, played)
 
     def say(env: Env, seed: int) -> Script:
         for _ in range(min(REPLIES, len(left))):
@@ -118,13 +118,13 @@ async def check_fuzz(bench: Bench) -> None:
     while left and failures < FAILURES:
         before = len(left)
         episode = await bench.play(job, Scripted(say))
-        if episode is not None:
-            _find_unreadable(bench, episode)
         if episode is None:
             failures += 1
-        elif episode.outcome is Outcome.FAILED and episode.error and episode.error.where != "policy":
-            failures += 1
-            bench.blame(episode, "fuzz", check="fuzz" if episode.error.where == "step" else "")
+        else:
+            _find_unreadable(bench, episode)
+            if episode.outcome is Outcome.FAILED and episode.error and episode.error.where != "policy":
+                failures += 1
+                bench.blame(episode, "fuzz", check="fuzz" if episode.error.where == "step" else "")
         if len(left) == before:  # reset fails: another check names it
             return
 

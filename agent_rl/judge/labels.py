@@ -76,7 +76,7 @@ def _checked(rows: csv.DictReader[str], file: Path) -> list[Label]:
     found: dict[tuple[str, str, str], Label] = {}
     for row in rows:
         where = f"{file}:{rows.line_num}"
-        if any(beyond := row.pop(None, ())):  # type: ignore[call-overload]
+        if any(beyond := row.pop(None, ())):
             raise ConfigError(f"{where}: {beyond} is in no column: put values with a comma in quotes")
         for column in COLUMNS:
             if not (row[column] or "").strip():
