@@ -13,10 +13,10 @@ import torch
 
 from agent_rl.backends.embedded.check import check_run, module_of
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.data_parallel import SeveralProcesses, _answers, _Worker, deal
+from agent_rl.backends.embedded.data_parallel import SeveralProcesses, _answers, _Worker, deal, in_processes
 from agent_rl.backends.settings import resumed_changes
 from agent_rl.engines.base import SamplingParams
-from agent_rl.errors import ConfigError, WorkerError
+from agent_rl.errors import CheckpointError, ConfigError, WorkerError
 from agent_rl.gym.registry import EnvSpec, spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.run import share_of_worker
@@ -100,6 +100,18 @@ def test_environment_of_a_script_needs_a_file(monkeypatch: pytest.MonkeyPatch) -
         check_run(TrainConfig.model_validate({"env": env.id, "processes": 2}))
     monkeypatch.setattr(EnvSpec, "file", property(lambda self: Path("/envs.py")))
     assert module_of(env, ("/envs.py",)) == ""
+
+
+def test_model_that_has_no_room_for_processes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 29376 vs 29270")
+
+    monkeypatch.setattr(torch, "save", full)
+    actor = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")), tokenizer=None)
+    own = TrainConfig.model_validate({"env": "calculator-v0", "processes": 2})
+    trainer = SimpleNamespace(config=own, actor=actor, spec=spec("calculator-v0"))
+    with pytest.raises(CheckpointError, match=r"can't be written with \d+ MiB free, .*: set TMPDIR to a folder"):
+        in_processes(Path("runs/x"), trainer).__enter__()  # type: ignore[arg-type]
 
 
 def test_processes_may_change_when_embedded_run_resumes() -> None:

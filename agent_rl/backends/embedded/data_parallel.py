@@ -35,6 +35,7 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import write_setting
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.device import device_of
+from agent_rl.engines.model_files import written
 from agent_rl.errors import AgentRLError, ConfigError, WorkerError
 from agent_rl.gym.mixture import members_of
 from agent_rl.gym.registry import EnvSpec
@@ -218,6 +219,7 @@ def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
 
     Raises:
         ConfigError: if another process can't see the environment, or there are not as many devices.
+        CheckpointError: if there is no room for the model that they read.
         WorkerError: if one of them does not start.
     """
     config = trainer.config
@@ -233,7 +235,8 @@ def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
     workers: list[_Worker] = []
     with tempfile.TemporaryDirectory(prefix="agent_rl_") as shared:
         model = Path(shared) / "model"
-        torch.save((trainer.actor.model, trainer.actor.tokenizer), model)
+        with written(model, "set TMPDIR to a folder with room for the model"):
+            torch.save((trainer.actor.model, trainer.actor.tokenizer), model)
         try:
             for rank in range(1, config.processes):
                 workers.append(_start(rank, folder))
