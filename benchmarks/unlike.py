@@ -35,6 +35,8 @@ STEPS: Mapping[str, int] = {"lock": 600, "hops": 300, "belt": 600, "compare": 15
 RECIPE = ("algorithm=maxrl", "rollout.temperature=1.3", "eval.temperature=1", "optimizer.weight_decay=0.1")
 """What all are trained by, beside the defaults: tasks count by one over their success, training samples more widely
 than what is evaluated, and weights that shrink free what is settled, right or wrong."""
+OWN: Mapping[str, Sequence[str]] = {"belt": ("warm_start.clone_steps=1000", "rollout.temperature=2")}
+"""What one takes beside it: cloning learns belt's demonstrations late, and its policies are surer of what is wrong."""
 COMMON = (*RECIPE, "threads=1", "eval.n=256", "eval.every=50")
 BAR, EARLY, SMOOTH = 0.95, 20, 5
 
@@ -71,7 +73,8 @@ def learn(name: str, seed: int, overrides: Sequence[str] = ()) -> None:
     """Train on an environment as a user would; say how busy the machine was."""
     file = str(FILES / f"{name}.py")
     print(f"load {os.getloadavg()[0]:.1f}: {name}, seed {seed}", file=sys.stderr, flush=True)
-    settings = ["--import", file, f"env=unlike/{name}-v0", f"steps={STEPS[name]}", *COMMON, *overrides]
+    settings = ["--import", file, f"env=unlike/{name}-v0", f"steps={STEPS[name]}", *COMMON]
+    settings += [*OWN.get(name, ()), *overrides]
     train(name, seed, settings, OUT)
 
 
