@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from agent_rl.algorithms.components import Part, computed
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.corrections import clamped_exp
 from agent_rl.algorithms.objectives.base import Sequences, TokenLoss
-from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, unbiased_kl
+from agent_rl.algorithms.objectives.kl import kl_estimate, unbiased_kl
 from agent_rl.algorithms.on_tokens import described, shaped
 from agent_rl.errors import DefinitionError
 
@@ -69,7 +69,11 @@ class MicroBatchLoss:
             # k1: unbiased, can be negative
             sums["reference_kl"] = float((logprobs - reference)[mask].detach().double().sum())
         if config.kl.where == "loss":
-            per_token = per_token + config.kl.coefficient * _penalty(config.kl.kind, logprobs, reference, mu)
+            if config.kl.kind == "unbiased":
+                kl = unbiased_kl(logprobs, mu, reference)
+            else:
+                kl = kl_estimate(logprobs, reference, kind=config.kl.kind)
+            per_token = per_token + config.kl.coefficient * kl
         if config.entropy:
             per_token = per_token - config.entropy * torch.where(mask, entropy, nothing)
         if token.is_whole and batch.sequences is not None:  # 0, with the gradient of what its other rows weigh
@@ -80,35 +84,23 @@ class MicroBatchLoss:
         loss = self.aggregation(read, batch)
         if loss.dim():
             raise DefinitionError(f"aggregation '{self.aggregation.name}' returned {described(loss)}: return a scalar")
-        return LossTerms(loss, sums | _sums(token, known, batch, entropy))
-
-
-def _penalty(kind: KLKind | Literal["unbiased"], logprobs: Tensor, reference: Tensor, mu: Tensor) -> Tensor:
-    """Each token's KL(theta || reference), estimated with its gradient."""
-    if kind == "unbiased":
-        return unbiased_kl(logprobs, mu, reference)
-    return kl_estimate(logprobs, reference, kind=kind)
-
-
-@torch.no_grad()
-def _sums(token: TokenLoss, known: SimpleNamespace, batch: LossInputs, entropy: Tensor) -> dict[str, float]:
-    """What is reported of the sampled tokens, as sums over them, and the extremes of their ratios."""
-    mask = batch.loss_mask
-    gap = (known.logprobs - known.rollout_logprobs)[mask].double()
-    moved = (known.logprobs - known.old_logprobs)[mask].double()
-    ratio = token.ratio.masked_fill(~mask, 1.0)
-    return {
-        "ratio": float(token.ratio[mask].double().sum()),
-        "ratio_max": float(ratio.max()),
-        "ratio_min": float(ratio.min()),
-        "clip_fraction": float(token.clipped[mask].double().sum()),
-        "weight": float(batch.weights[mask].double().sum()),
-        "entropy": float(entropy[mask].double().sum()),
-        "rollout_gap": float(gap.abs().sum()),
-        # k3 estimators of KL(mu || theta) and KL(old || theta), Schulman 2020: non-negative, low variance
-        "rollout_kl": float((gap.exp() - 1 - gap).sum()),
-        "old_kl": float((moved.exp() - 1 - moved).sum()),
-    }
+        with torch.no_grad():
+            gap = (logprobs - mu)[mask].double()
+            moved = (logprobs - known.old_logprobs)[mask].double()
+            ratio = token.ratio.masked_fill(~mask, 1.0)
+            sums |= {
+                "ratio": float(token.ratio[mask].double().sum()),
+                "ratio_max": float(ratio.max()),
+                "ratio_min": float(ratio.min()),
+                "clip_fraction": float(token.clipped[mask].double().sum()),
+                "weight": float(batch.weights[mask].double().sum()),
+                "entropy": float(entropy[mask].double().sum()),
+                "rollout_gap": float(gap.abs().sum()),
+                # k3 estimators of KL(mu || theta) and KL(old || theta), Schulman 2020: non-negative, low variance
+                "rollout_kl": float((gap.exp() - 1 - gap).sum()),
+                "old_kl": float((moved.exp() - 1 - moved).sum()),
+            }
+        return LossTerms(loss, sums)
 
 
 def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
