@@ -78,9 +78,9 @@ def test_check_environment_closes_the_instance(own: str, tmp_path: Path) -> None
 
 def test_check_environment_forgives_a_close_without_reset(own: str, tmp_path: Path) -> None:
     file = tmp_path / "unopened.py"
-    file.write_text(OWN.replace("checked-v0", "unopened-v0") + "    def close(self): self.opened.close()\n")
-    config = TrainConfig.model_validate({"env": "unopened-v0", "imports": [str(file)]})
-    assert check_environment(config).id == "unopened-v0"
+    file.write_text(OWN.replace("checked-v0", "unopened-at-first-v0") + "    def close(self): self.opened.close()\n")
+    config = TrainConfig.model_validate({"env": "unopened-at-first-v0", "imports": [str(file)]})
+    assert check_environment(config).id == "unopened-at-first-v0"
 
 
 def test_doctor_asks_for_the_backend(capsys: pytest.CaptureFixture[str]) -> None:
