@@ -204,12 +204,13 @@ def test_full_context_begins_new_conversation(
     assert said == [["what is 3 + 4", "and " * 80], ["hello"]]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_served_reply_keeps_conversation(
-    types: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, types: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(body: fake_openai.Body) -> fake_openai.Answer:
         if body["messages"][-1]["content"] == "and you?":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             time.sleep(0.5)
         return fake_openai.said("well")
 

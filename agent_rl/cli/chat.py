@@ -128,18 +128,26 @@ class _Screen:
 
     @contextmanager
     def interrupts(self) -> Iterator[None]:
-        """Let Ctrl-C end the reply under way; at the prompt, and where replies come whole, it interrupts."""
+        """Let Ctrl-C end the reply under way; at the prompt, and where replies come whole, it interrupts.
+
+        A closed terminal and SIGTERM quit, so that the conversation is stored.
+        """
 
         def interrupt(*_: object) -> None:
             if self._is_asking or self.stream is None or self.stream.stopped:
                 raise KeyboardInterrupt
             self.stream.stopped = True
 
-        before = signal.signal(signal.SIGINT, interrupt)
+        def leave(*_: object) -> None:
+            raise QuitError
+
+        handlers = {signal.SIGINT: interrupt, signal.SIGTERM: leave, signal.SIGHUP: leave}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def ask(self) -> str:
         """Read what the person says."""

@@ -166,13 +166,13 @@ class ChatRun(EpisodeRun):
 def chat(job: Job, policy: AnyPolicy, terminal: Terminal) -> tuple[Episode, bool]:
     """Hold one conversation in this thread; return it as an episode, and whether the person quit.
 
-    An interrupt amid a reply quits, too: what was said before it is the conversation.
+    An interrupt or a signal to quit amid a reply ends it, too: what was said before it is the conversation.
     """
     thread = CallingThread()
     run = ChatRun(job, policy, terminal, thread)
     try:
         episode = thread.serve(run.play(scored=False))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, QuitError):
         run.left, episode = QuitError(), run.ended_by(StopReason.TURNS)
     unscored = (Reward("chat", None, source="person"),)  # none at all would be 0
     return replace(episode, rewards=unscored), isinstance(run.left, QuitError)
