@@ -131,7 +131,7 @@ def test_failing_group_reward_is_named_once_at_the_first_step(tmp_path: Path, st
 
 def test_spent_judge_is_named_once_at_the_first_step(tmp_path: Path) -> None:
     (said,) = diagnosed(tmp_path, batch("0101"), LEARNS | {"judge/faults/cost": 3.0}, steps=STEPS)
-    assert "judge.max_cost is spent: 3 verdicts of this step were not made" in said and "resume with a higher" in said
+    assert "judge.max_cost is spent: 3 verdicts of this step were not made" in said and "stop and resume" in said
 
 
 def test_resumed_run_repeats_no_warning(tmp_path: Path) -> None:

@@ -119,9 +119,9 @@ def find_causes(
     is_learning = differ or bool(norm and (is_only_of_rewards or len({score for _, score in scores}) > 1))
     alive = [e for e in episodes if e.trainable]
     if unpaid := metrics.get("judge/faults/cost"):
-        unmade = f"{unpaid:.0f} verdicts of this step were not made, nor will those of later steps be"
-        way_out = "episodes that lack one have no score: resume with a higher judge.max_cost"
-        yield JUDGE_COST, f"judge.max_cost is spent: {unmade}; {way_out}"
+        unmade = f"{unpaid:.0f} verdicts of this step were not made, and episodes that lack one have no score"
+        way_out = "stop and resume the run, which may then spend as much again, or begin one with more"
+        yield JUDGE_COST, f"judge.max_cost is spent: {unmade}: {way_out}"
     yield from _of_failures(episodes)
     yield from _of_scores(alive, env)
     yield from _of_cuts(alive, is_learning=is_learning)
