@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tree import ROOT
 
 import agent_rl as ar
-from agent_rl.backends.embedded import memory
+from agent_rl.backends.embedded import free_memory, memory
+from agent_rl.backends.embedded.activations import SHAPES_ONLY, Alive
 from agent_rl.backends.embedded.memory import GIB, Memory, estimate, require_memory
 from agent_rl.cli import main
 from agent_rl.engines.embedded.parts import states_of
@@ -39,13 +40,13 @@ def test_recorded_steps_of_a_gpu_are_counted(tmp_path: Path, changes, monkeypatc
     slots = {"rollout": {"slots": 1024}}  # so that sampling takes more than an update
     assert "recorded steps" not in parts(tmp_path, **slots, **changes).parts
     monkeypatch.setattr(memory, "device_of", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(memory, "_free", lambda _: None)
+    monkeypatch.setattr(memory, "free_memory", lambda _: None)
     assert (parts(tmp_path, **slots, **changes).parts.get("recorded steps", 0) > 1e6) == (not changes)
 
 
 def test_alive_counts_what_a_computation_holds() -> None:
     x = torch.zeros(1000)
-    with memory._Alive([x]) as alive:
+    with Alive([x]) as alive:
         y = x + 1
         z = y.exp()
         view = z.view(10, 100)
@@ -66,10 +67,10 @@ def test_trace_on_meta_equals_that_on_data() -> None:
         with torch.device(device):
             model = LlamaForCausalLM(shape)
         if device == "meta":
-            model.config._attn_implementation = memory._INTERFACE
+            model.config._attn_implementation = SHAPES_ONLY
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        with memory._Alive([*model.parameters(), *model.buffers()]) as alive:
+        with Alive([*model.parameters(), *model.buffers()]) as alive:
             states = states_of(model, torch.zeros(2, 128, dtype=torch.int64, device=device))
             states.backward(torch.ones_like(states))
         found.append(alive.most)
@@ -118,7 +119,7 @@ def test_families_that_keep_their_layers_elsewhere_are_estimated(kind: str, tmp_
 
 
 def test_run_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_available", lambda: iter([0.2 * GIB, 3.0 * GIB]))
+    monkeypatch.setattr(free_memory, "_available", lambda: iter([0.2 * GIB, 3.0 * GIB]))
     settings = config(tmp_path, model=WIDE, micro_batch_tokens=8192)
     with pytest.raises(ConfigError) as refused:
         require_memory(settings, settings.load_env())
@@ -136,7 +137,7 @@ def test_run_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 def test_dry_run_tells_the_memory(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["train", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("# memory: about 0.")
-    monkeypatch.setattr(memory, "_available", lambda: iter([GIB / 100]))
+    monkeypatch.setattr(free_memory, "_available", lambda: iter([GIB / 100]))
     assert main(["train", "--dry-run"]) == 1
     assert "which is not enough" in capsys.readouterr().err
 
@@ -145,7 +146,7 @@ def write(root: Path, files: dict[str, str]) -> Callable[[], list[float]]:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    return lambda: list(memory._available(root))
+    return lambda: list(free_memory._available(root))
 
 
 def test_available_minds_the_control_group(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_available_minds_the_control_group(tmp_path: Path) -> None:
     assert found() == [2000 * 1024, 3000]
     (tmp_path / f"{group}max").write_text("max\n")
     assert found() == [2000 * 1024]
-    assert not list(memory._available(tmp_path / "nowhere"))
+    assert not list(free_memory._available(tmp_path / "nowhere"))
     assert str(Memory({"weights": 2 * GIB}, None)) == "memory: about 2.0 GiB free: weights 2.0"
 
 

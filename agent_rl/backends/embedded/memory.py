@@ -1,28 +1,24 @@
 """Memory: what a run takes at its peak, estimated before it begins, without reading a weight.
 
-The model is built on torch's `meta` device, where tensors have shapes and no data, and a micro-batch goes forward and
-backward there: whatever the family, the adapters and the frozen parts, what is alive at a time is added up. The rest
-follows from shapes. BENCHMARKS.md ("Memory") has estimates beside measured peaks.
+The model is built on torch's `meta` device, where tensors have shapes and no data. Activations are traced there, the
+rest follows from shapes. BENCHMARKS.md ("Memory") has estimates beside measured peaks.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agent_rl.algorithms import Algorithm
+from agent_rl.backends.embedded.activations import activations
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.fine_tuning import checkpointed, freeze_parameters, new_adapter
+from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapter
+from agent_rl.backends.embedded.free_memory import free_memory
 from agent_rl.backends.embedded.fresh import SHORTEST_CONTEXT
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.config import check_config
@@ -32,9 +28,9 @@ from agent_rl.engines.embedded.forward import head_dim_of, is_fusible
 from agent_rl.engines.embedded.graphs import GATHERED, ROWS, records_steps
 from agent_rl.engines.embedded.model_folder import unloadable
 from agent_rl.engines.embedded.pages import PAGE
-from agent_rl.engines.embedded.parts import head_of, states_of
+from agent_rl.engines.embedded.parts import head_of
 from agent_rl.engines.model_files import base_model, load_options
-from agent_rl.errors import AgentRLError, ConfigError
+from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import EnvSpec
 
 GIB = 2**30
@@ -49,10 +45,6 @@ PROGRAM = 0.12 * GIB
 FREED = 0.4
 """Of activations and gradients, on a CPU: memory that glibc keeps when they are freed, in pieces that don't fit what
 comes next. Measured by benchmarks/memory.py."""
-SMALL = 0.1 * GIB
-"""Activations that are not worth the tenth of a second in which they are traced."""
-UNTRACED = 32
-"""Activations of a token in a layer, in hidden sizes, where a model can't run on `meta`; Qwen3's kind has 30."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,39 +90,59 @@ def require_memory(config: TrainConfig, env: EnvSpec, source: str | Path | None 
 def estimate(config: TrainConfig, env: EnvSpec, source: str | Path | None = None) -> Memory:
     """Return what a run will take beyond what this process has now."""
     model, device = _shape(config, source or config.start_from), device_of(config.device)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    own = [p for name, p in model.named_parameters() if ".lora_" not in name]
-    weights, head = _nbytes([*model.parameters()]), head_of(model).weight
-    narrow = [p for p in trained if p.dtype != torch.float32]
-    algorithm, state = Algorithm(config.algorithm), STATE[config.optimizer.kind]
     known = source or config.start_from or config.rollout.context or env.budget.tokens
     context = config.context(env.budget.tokens) if known else SHORTEST_CONTEXT
-    pages = _pages(model, config.rollout.slots, context) if config.engine == "torch" else 0.0
-    fixed = {
+    held = _held(model, config)
+    sampling = _sampling(model, config, context, device)
+    updating = {
+        "pages": min(sampling["pages"], KEPT),
+        **_updating(model, config, context, device),
+    }  # which spoils the model
+    parts = held | max(updating, sampling, key=lambda phase: sum(phase.values()))
+    if config.processes > 1 and device.type == "cpu":
+        each = sum(parts.values()) - held["optimizer"] - held["reference"] + PROCESS
+        parts["other processes"] = (config.processes - 1) * each
+    return Memory(parts, free_memory(device))
+
+
+def _held(model: PreTrainedModel, config: TrainConfig) -> dict[str, float]:
+    """Return the bytes that are there in all phases."""
+    trained, own = _trained(model), _own(model)
+    algorithm, state = Algorithm(config.algorithm), STATE[config.optimizer.kind]
+    held = {
         "program": PROGRAM,
-        "weights": weights,
+        "weights": _nbytes(model.parameters()),
         "rounded weights": _nbytes(own) if config.rollout.weights != "float32" else 0.0,
         "reference": _nbytes(own) if algorithm.needs_reference and config.lora is None else 0.0,
-        "optimizer": state * _count(trained) + 4 * _count(narrow),
+        "optimizer": state * _count(trained) + 4.0 * _count(p for p in trained if p.dtype != torch.float32),
     }
-    gradients = 4.0 * _count(trained)
     if config.algorithm.critic.where == "separate":
-        fixed["critic"], gradients = _nbytes(own) + 8.0 * _count(own), gradients + 4.0 * _count(own)
-    n = min(config.forward_tokens, config.precision.tokens_at_a_time(len(head)))
-    activations = HEAD_COPIES * 4.0 * n * len(head) + (0 if head.dtype == torch.float32 else 4.0 * head.numel())
-    activations += _activations(model, config, context)
-    updating = {"pages": min(pages, KEPT), "gradients": gradients, "activations": activations}
-    if device.type == "cpu":
-        updating["freed but kept"] = FREED * (gradients + activations)
-    sampling = {"pages": pages, "engine": _engine_copy(model, _nbytes(own)) if config.engine == "torch" else 0.0}
-    if config.engine == "torch" and records_steps(model, device):
+        held["critic"] = _nbytes(own) + 8.0 * _count(own)
+    return held
+
+
+def _sampling(model: PreTrainedModel, config: TrainConfig, context: int, device: torch.device) -> dict[str, float]:
+    """Return the bytes that the engine takes while it samples; vLLM's are another process's."""
+    if config.engine != "torch":
+        return {"pages": 0.0, "engine": 0.0}
+    taken = {"pages": _pages(model, config.rollout.slots, context), "engine": _engine_copy(model, _nbytes(_own(model)))}
+    if records_steps(model, device):
         layer = _pages(model, ROWS[-1], context) / model.config.num_hidden_layers  # of a fused one, they are alike
-        sampling["recorded steps"] = min(GATHERED, layer) + 4.0 * sum(ROWS) * head_of(model).weight.shape[0]
-    parts = fixed | max(updating, sampling, key=lambda phase: sum(phase.values()))
-    if config.processes > 1 and device.type == "cpu":
-        each = sum(parts.values()) - fixed["optimizer"] - fixed["reference"] + PROCESS
-        parts["other processes"] = (config.processes - 1) * each
-    return Memory(parts, _free(device))
+        taken["recorded steps"] = min(GATHERED, layer) + 4.0 * sum(ROWS) * len(head_of(model).weight)
+    return taken
+
+
+def _updating(model: PreTrainedModel, config: TrainConfig, context: int, device: torch.device) -> dict[str, float]:
+    """Return the bytes that a gradient takes while it is computed."""
+    gradients, head = 4.0 * _count(_trained(model)), head_of(model).weight
+    if config.algorithm.critic.where == "separate":
+        gradients += 4.0 * _count(_own(model))
+    n = min(config.forward_tokens, config.precision.tokens_at_a_time(len(head)))
+    logits = HEAD_COPIES * 4.0 * n * len(head) + (0 if head.dtype == torch.float32 else 4.0 * head.numel())
+    taken = {"gradients": gradients, "activations": logits + activations(model, config, context)}
+    if device.type == "cpu":
+        taken["freed but kept"] = FREED * sum(taken.values())
+    return taken
 
 
 def _shape(config: TrainConfig, source: str | Path | None) -> PreTrainedModel:
@@ -173,99 +185,6 @@ def _pages(model: PreTrainedModel, slots: int, context: int) -> float:
     return float(slots * -(-context // PAGE) * PAGE * 2 * width * model.dtype.itemsize)
 
 
-def _activations(model: PreTrainedModel, config: TrainConfig, context: int) -> float:
-    """Return the most bytes that the layers hold between the forward and the backward of a micro-batch.
-
-    The model is spoilt by it: under autocast it gets another format.
-    """
-    tokens, width = config.forward_tokens, min(config.forward_tokens, context)
-    text = model.config.get_text_config(decoder=True)
-    layers, size = text.num_hidden_layers - config.freeze.layers, text.hidden_size
-    rough = float(UNTRACED * layers * tokens * size * model.dtype.itemsize)
-    if rough < SMALL:
-        return rough
-    casts = 0.0
-    if config.precision.autocast != "none":
-        model.to(getattr(torch, config.precision.autocast))
-        casts = _nbytes([*model.parameters()])
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dtype == torch.float32:
-            parameter.grad = torch.empty_like(parameter)  # `estimate` counts it; a narrow weight's comes and goes
-    model.config._attn_implementation = _INTERFACE
-    sparing = checkpointed(model) if config.gradient_checkpointing else nullcontext()
-    ids = torch.zeros(-(-tokens // width), width, dtype=torch.int64, device="meta")
-    try:
-        with _Alive([*model.parameters(), *model.buffers()]) as alive:
-            with sparing:
-                states = states_of(model, ids)
-            states.backward(torch.empty_like(states))  # type: ignore[no-untyped-call]
-        return float(alive.most) + casts
-    except AgentRLError:
-        raise
-    except Exception:  # of a family's code that looks at data, as routers do
-        return rough
-
-
-class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the memory of what is computed inside and still alive."""
-
-    def __init__(self, known: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        known += [p.grad for p in known if p.grad is not None]
-        self._known = {id(storage): storage for p in known for storage in [p.untyped_storage()]}
-        self._found: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self.now = self.most = 0
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: tuple[object, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run an operation and count what it made."""
-        result = func(*args, **(kwargs or {}))
-        for made in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(made, Tensor):
-                self._add(made.untyped_storage())
-        return result
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = id(storage), storage.nbytes()
-        if key in self._known or key in self._found:
-            return
-
-        def gone(_: object) -> None:
-            del self._found[key]
-            self.now -= size
-
-        self._found[key] = weakref.ref(storage, gone)
-        self.now += size
-        self.most = max(self.most, self.now)
-
-
-class _Attention(torch.autograd.Function):
-    """What is kept of attention in one kernel: queries, keys, values and the result."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        ctx.save_for_backward(q, k, v, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, _ = ctx.saved_tensors
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **_: object
-) -> tuple[Tensor, None]:
-    out: Tensor = _Attention.apply(query, key, value)  # type: ignore[no-untyped-call]
-    return out.transpose(1, 2).contiguous(), None
-
-
-_INTERFACE = "agent_rl_memory"
-AttentionInterface.register(_INTERFACE, _attend)
-
-
 def _savings(config: TrainConfig, env: EnvSpec, source: str | Path | None, now: Memory) -> Iterator[tuple[float, str]]:
     """Yield what other settings would save, in bytes, with the settings."""
     shape = _shape(config, source or config.start_from)
@@ -294,33 +213,18 @@ def _savings(config: TrainConfig, env: EnvSpec, source: str | Path | None, now: 
         yield now.total - other.total, f"{name}={str(value).lower()}"
 
 
-def _count(parameters: list[Tensor]) -> int:
+def _trained(model: PreTrainedModel) -> list[Tensor]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _own(model: PreTrainedModel) -> list[Tensor]:
+    """Return the weights without those of adapters."""
+    return [p for name, p in model.named_parameters() if ".lora_" not in name]
+
+
+def _count(parameters: Iterable[Tensor]) -> int:
     return sum(p.numel() for p in parameters)
 
 
-def _nbytes(parameters: list[Tensor]) -> float:
+def _nbytes(parameters: Iterable[Tensor]) -> float:
     return float(sum(p.nbytes for p in parameters))
-
-
-def _free(device: torch.device) -> float | None:
-    """Return the bytes that a device has left; None if it doesn't say."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    if device.type == "mps":
-        return float(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
-    return min(_available(), default=None)
-
-
-def _available(root: Path = Path("/")) -> Iterator[float]:
-    """Yield what Linux has left, and each control group that this process is in."""
-    with suppress(OSError, ValueError, StopIteration):
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        yield 1024.0 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-    with suppress(OSError, ValueError, StopIteration):
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        own = root / "sys/fs/cgroup" / next(line for line in lines if line.startswith("0::"))[3:].strip("/")
-        for group in (own, *own.parents):
-            if (group / "memory.max").exists() and (most := (group / "memory.max").read_text().strip()) != "max":
-                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                used = int((group / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
-                yield float(int(most) - used)
