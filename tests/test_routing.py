@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Experience, ScoredRows, collate
-from agent_rl.algorithms.corrections import log_ratio
+from agent_rl.algorithms.corrections import rollout_gap
 from agent_rl.algorithms.explain import explain
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RouteAgreement, replayed_routes, routing_metrics
@@ -30,7 +30,7 @@ def scored_rows(rollout: Tensor, old: Tensor, sampled: list[int], gaps: list[flo
 
 def metrics(batch: ScoredRows, mask: Tensor) -> dict[str, float]:
     rows = batch.rows
-    gaps = log_ratio(batch.old_logprobs, rows.rollout_logprobs, mask)
+    gaps = rollout_gap(batch.old_logprobs, rows.rollout_logprobs, mask)
     return routing_metrics(batch.agreement, gaps, mask, rows.sum(mask) > 0)
 
 

@@ -16,7 +16,7 @@ from agent_rl.algorithms.aggregation import shares_of_prompts, tokens_of_sequenc
 from agent_rl.algorithms.batch import CriticTargets, Denominators, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import Part, computed
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.corrections import Weights, log_ratio
+from agent_rl.algorithms.corrections import Weights, rollout_gap
 from agent_rl.algorithms.diagnostics import (
     correction_metrics,
     mismatch,
@@ -183,7 +183,7 @@ class Algorithm(Requirements):
         weights = Weights(weights.weight[sampled, None], weights.keep[sampled, None])
         correction = correction_metrics(weights, trained[sampled, None], episode)
         some = rows.sum(trained) > 0
-        routing = routing_metrics(scored.agreement, log_ratio(old, mu, trained), trained, some)
+        routing = routing_metrics(scored.agreement, rollout_gap(old, mu, trained), trained, some)
         return gap | correction | ages | routing
 
     def _correct(self, scored: ScoredRows, trained: Tensor) -> Weights:

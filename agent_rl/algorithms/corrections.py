@@ -187,7 +187,7 @@ def k3_rejection(
     Either the mean over the row's tokens or its worst one counts. Deviations in both directions add up, where they
     cancel in a product.
     """
-    per_token = k3(log_ratio(old_logprobs, rollout_logprobs, mask))
+    per_token = k3(rollout_gap(old_logprobs, rollout_logprobs, mask))
     row = _row_mean(per_token, mask) if over == "mean" else per_token.amax(-1, keepdim=True)
     return mask & (row <= max_k3)
 
@@ -211,7 +211,7 @@ def worst_token_rejection(
     return mask & inside.all(-1, keepdim=True)  # outside the mask the ratio is 1
 
 
-def log_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
+def rollout_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Return `log(old / mu)`, float64 `[B, T]`, without gradient, not clamped; 0 outside the mask."""
     gap = old_logprobs.detach().double() - rollout_logprobs.detach().double()
     return torch.where(mask, gap, 0.0)
@@ -230,7 +230,7 @@ def clamped_exp(log_ratios: Tensor) -> Tensor:
 
 def _ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, over: Over = "token") -> Tensor:
     """The ratio w, `[B, T]` by token, `[B, 1]` by row; 1 outside the mask."""
-    gaps = log_ratio(old_logprobs, rollout_logprobs, mask)
+    gaps = rollout_gap(old_logprobs, rollout_logprobs, mask)
     if over == "sequence":
         gaps = gaps.sum(-1, keepdim=True)
     elif over == "geometric":

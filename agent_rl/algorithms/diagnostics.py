@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms.corrections import Weights, clamped_exp, k3, log_ratio
+from agent_rl.algorithms.corrections import Weights, clamped_exp, k3, rollout_gap
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO
 from agent_rl.errors import ConfigError
 
@@ -57,7 +57,7 @@ def mismatch(
     """
     if not mask.any():
         return {}
-    gaps = log_ratio(old_logprobs, rollout_logprobs, mask)
+    gaps = rollout_gap(old_logprobs, rollout_logprobs, mask)
     gap, size = gaps[mask], gaps[mask].abs()
     ratio = clamped_exp(gap)
     found = {

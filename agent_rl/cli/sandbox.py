@@ -29,11 +29,11 @@ def build_image(arguments: argparse.Namespace) -> int:
 
 def serve_sandboxes(arguments: argparse.Namespace) -> int:
     """Serve sandboxes until Ctrl-C or SIGTERM."""
-    from agent_rl.cli.serve import run_server, settings_of
+    from agent_rl.cli.serve import run_server, server_settings
     from agent_rl.sandboxes.registry import make_backend
     from agent_rl.sandboxes.remote.server import serving
 
-    settings = settings_of(arguments, plain=arguments.plain)
+    settings = server_settings(arguments, plain=arguments.plain)
     options = cast(dict[str, JSON], OmegaConf.to_container(OmegaConf.from_dotlist(arguments.options)))
     backend = make_backend(arguments.backend, options)
     lines = "env_args.sandbox=remote env_args.sandbox_args.url={}"

@@ -18,12 +18,12 @@ from agent_rl.serving.host import ServerSettings
 def serve(arguments: argparse.Namespace) -> int:
     """Serve environments until Ctrl-C or SIGTERM."""
     specs = [spec(env) for env in arguments.envs]
-    settings = settings_of(arguments)
+    settings = server_settings(arguments)
     run_server(settings, serving(specs, settings), "episodes", lambda url: [f"env={url}/{env.id}" for env in specs])
     return 0
 
 
-def settings_of(arguments: argparse.Namespace, *, plain: bool = True) -> ServerSettings:
+def server_settings(arguments: argparse.Namespace, *, plain: bool = True) -> ServerSettings:
     """Return the settings of a server's arguments, with the token from the environment.
 
     Raises:

@@ -13,7 +13,7 @@ from agent_rl.core.episode import Episode, Origin, Outcome, StopReason
 from agent_rl.core.judgement import Verdict
 from agent_rl.core.messages import JSON, Message
 from agent_rl.judge.rubric import Criterion, Rubric, Rule
-from agent_rl.judge.rule_kinds import task_key
+from agent_rl.judge.rule_kinds import task_reference
 from agent_rl.judge.rules import verdicts
 from agent_rl.judge.score import score
 from agent_rl.worker_threads import outside_loop
@@ -110,7 +110,7 @@ def _empty_answer(rubric: Rubric) -> Iterator[Finding]:
 
 
 def _unanswered(rubric: Rubric) -> Episode:
-    keys = (task_key(c.rule.value) for c in rubric.criteria if c.rule is not None)
+    keys = (task_reference(c.rule.value) for c in rubric.criteria if c.rule is not None)
     task: dict[str, JSON] = {key: _STAND_IN for key in keys if key is not None}
     return Episode(
         id="empty",

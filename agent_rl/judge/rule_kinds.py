@@ -64,7 +64,7 @@ def check_rule(rule: Rule) -> None:
             raise ConfigError(f"rule '{rule.kind}': {name}={option!r} is no {options[name].__name__}")
         if options[name] is float and not 0 <= cast(float, option) < math.inf:
             raise ConfigError(f"rule '{rule.kind}': {name}={option!r} allows nothing: give a number from 0 on")
-    if task_key(rule.value) is None:
+    if task_reference(rule.value) is None:
         try:
             kind.check(rule.value)
         except ValueError as error:
@@ -73,12 +73,12 @@ def check_rule(rule: Rule) -> None:
 
 def describe_rule(rule: Rule) -> str:
     """Return a rule in words: the text of a criterion that has none."""
-    key = task_key(rule.value)
+    key = task_reference(rule.value)
     value = f"the task's {key}" if key is not None else json.dumps(rule.value, ensure_ascii=False)
     return f"{'not ' if rule.options.get('negate') else ''}{rule.kind} {value}"
 
 
-def task_key(value: JSON) -> str | None:
+def task_reference(value: JSON) -> str | None:
     """Return KEY of `{"task": KEY}`, which stands for that value of the episode's task; None for any other value."""
     if isinstance(value, Mapping) and len(value) == 1 and isinstance(key := value.get("task"), str):
         return key

@@ -15,7 +15,7 @@ from agent_rl.core.judgement import JudgeFault, Judgement, Verdict
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.errors import SandboxError, did_you_mean
 from agent_rl.judge.rubric import Criterion, Rubric, Rule, View
-from agent_rl.judge.rule_kinds import KINDS, UndecidedError, describe_rule, task_key
+from agent_rl.judge.rule_kinds import KINDS, UndecidedError, describe_rule, task_reference
 from agent_rl.judge.score import score
 from agent_rl.rendering.chat_format import message_dict
 from agent_rl.sandboxes.grading import CallError, call
@@ -74,7 +74,7 @@ async def verdicts(
     python = [(c, rule) for c, rule in ruled if rule.kind == "python"]
     found = {}
     if plain:
-        texts = {view: text_of(episode, view) for view in {c.view for c, _ in plain}}
+        texts = {view: _text(episode, view) for view in {c.view for c, _ in plain}}
 
         def decide() -> dict[str, Verdict]:
             return {c.id: _decide(c, rule, texts[c.view], episode) for c, rule in plain}
@@ -85,7 +85,7 @@ async def verdicts(
     return {c.id: found[c.id] for c, _ in ruled}
 
 
-def text_of(episode: Episode, view: View) -> str:
+def _text(episode: Episode, view: View) -> str:
     """Return what rules read: the final answer, or the conversation, with tool calls as JSON."""
     if view == "answer":
         return episode.final_text
@@ -110,7 +110,7 @@ def _decide(criterion: Criterion, rule: Rule, text: str, episode: Episode) -> Ve
 
 
 def _looked_up(value: JSON, task: Task) -> JSON:
-    key = task_key(value)
+    key = task_reference(value)
     if key is None:
         return value
     if key not in task:

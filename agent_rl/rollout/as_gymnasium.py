@@ -109,7 +109,7 @@ class TextEnv(gymnasium.Env[str, str]):
         earned, before = sum(s.reward for s in game.run.steps), len(game.run.messages) + 1
         if not game.task.done():  # else the reset failed, and this step says so
             game.advance(Reply(read_hermes(action), FinishReason.STOP))
-        observation = self._cut(text_of(game.run.messages[before:]))
+        observation = self._cut(observed_text(game.run.messages[before:]))
         if not game.task.done():
             return observation, game.run.steps[-1].reward, False, False, {}
         self._games.latest, self.episode = None, game.task.result()
@@ -219,7 +219,7 @@ class SteppedEpisode:
         if self.task.done() and (error := self.task.result().error) is not None:
             return f"error: {error.where} failed: {error.type}: {error.message}"
         schemas = [json.dumps(tool.openai(), ensure_ascii=False) for tool in self._tools]
-        said = text_of(self.run.messages)
+        said = observed_text(self.run.messages)
         return "\n".join([_CALL, *schemas, "", said] if schemas else [said])
 
     def report(self) -> dict[str, object]:
@@ -262,7 +262,7 @@ def _calls(message: Message) -> str:
     return "".join(OPEN + write_call(call) + CLOSE for call in message.tool_calls)
 
 
-def text_of(messages: Sequence[Message]) -> str:
+def observed_text(messages: Sequence[Message]) -> str:
     """Return messages as the policy reads them; replies that an opening shows are written as actions are."""
     return "\n".join(
         f"<tool_response>\n{m.content}\n</tool_response>" if m.role == "tool" else f"{m.content}{_calls(m)}"

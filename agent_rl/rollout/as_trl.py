@@ -16,7 +16,7 @@ from agent_rl.gym.tasks import TRAIN, episode_seed
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Reply
 from agent_rl.rendering.chat_format import require_text
-from agent_rl.rollout.as_gymnasium import SteppedEpisodes, text_of
+from agent_rl.rollout.as_gymnasium import SteppedEpisodes, observed_text
 from agent_rl.rollout.job import Job
 
 OVER = "The episode is over."
@@ -64,7 +64,7 @@ class TrlEnv:
         self._resets += 1
         game = self._games.begin(Job(self.source, found, seed, budget=self.budget, env_args=self.env_args))
         require_text(game.run.messages, self.source.id)
-        return text_of(game.run.messages)
+        return observed_text(game.run.messages)
 
     def answer(self, text: str) -> str:
         """Say something: the final answer, or the next move where there is more to say.

@@ -11,7 +11,7 @@ from agent_rl.algorithms.corrections import (
     batch_normalised,
     geometric_rejection,
     k3_rejection,
-    log_ratio,
+    rollout_gap,
     sequence_normalised,
     sequence_rejection,
     sequence_tis,
@@ -31,7 +31,7 @@ MEAN = 1e-7  # verl's masked_mean adds 1e-8 to the count
 
 
 def gaps(batch):
-    return log_ratio(batch.old, batch.mu, batch.mask)
+    return rollout_gap(batch.old, batch.mu, batch.mask)
 
 
 def verl_weights(batch, **options):

@@ -5,7 +5,6 @@ Texts stay as models and tools wrote them; the page's script makes them harmless
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import JSON, Message
 from agent_rl.core.turns import Turn, opening_question, turns
+from agent_rl.gym.tasks import task_key
 from agent_rl.store.token_records import TokenRecord
 from agent_rl.version import __version__
 from agent_rl.view.decoding import Decode
@@ -48,7 +48,7 @@ COLUMNS: Mapping[str, Callable[[Episode], JSON]] = MappingProxyType(
         "error": lambda e: None if e.error is None else e.error.type,
         "parent": lambda e: None if e.parent is None else [*e.parent],
         "question": lambda e: opening_question(e)[:200],
-        "task": lambda e: task_key(e),
+        "task": lambda e: task_key({"env": e.env, "task": e.task}),  # the same at every step of training
     }
 )
 """What the list has of each episode, by name; the names of `--where` are among them."""
@@ -56,12 +56,6 @@ COLUMNS: Mapping[str, Callable[[Episode], JSON]] = MappingProxyType(
 
 _LARGEST = 2**53
 """The integers up to which JavaScript's numbers are exact; a seed is above."""
-
-
-def task_key(episode: Episode) -> str:
-    """Return what episodes of one task have in common, at every step of training."""
-    said = json.dumps([episode.env, episode.task], sort_keys=True, default=str)
-    return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
 def head_row(episode: Episode) -> dict[str, JSON]:
