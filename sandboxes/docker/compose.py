@@ -98,12 +98,7 @@ def _service(file: Path, name: str, about: object) -> Service:
         raise ConfigError(f"{file}: '{name}' is no service")
     is_main = name in MAIN
     _refuse(file, name, set(about) - (_OF_MAIN if is_main else _KEYS))
-    kept = {key: about[key] for key in about if not (is_main and key in ("command", "container_name"))}
-    if is_main:
-        kept = {key: value for key, value in kept.items() if key not in ("image", "build") or "${" not in str(value)}
-        volumes = kept.pop("volumes", None) or []
-        if any("${" not in str(volume) for volume in volumes):  # else the harness's own, for its logs
-            _refuse(file, name, {"volumes"})
+    kept = _without_harness(file, name, about) if is_main else dict(about)
     environment = _environment(file, name, kept.pop("environment", None) or {}, is_main)
     if "${" in str(kept):
         raise ConfigError(f"{file}: {name}: ${{...}} is not replaced: write the value")
@@ -121,6 +116,14 @@ def _service(file: Path, name: str, about: object) -> Service:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{file}: {name}: {error}") from error
+
+
+def _without_harness(file: Path, name: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of the main service, less what harnesses say for themselves."""
+    if any("${" not in str(volume) for volume in about.get("volumes") or ()):  # else the harness's own, for its logs
+        _refuse(file, name, {"volumes"})
+    kept = {key: value for key, value in about.items() if key not in ("command", "container_name", "volumes")}
+    return {key: value for key, value in kept.items() if key not in ("image", "build") or "${" not in str(value)}
 
 
 def _source(file: Path, name: str, about: Mapping[str, Any], is_main: bool) -> Path | str | None:

@@ -75,23 +75,26 @@ def write_root(tar: tarfile.TarFile) -> None:
     modules = [file for file in _files_under(library) if not _LEFT_OUT.search(str(file))]
     linked = libraries_of([interpreter, *programs, *(file for file in modules if file.suffix == ".so")])
     where = Path("/etc/ld.so.cache")  # says where this machine's libraries are
-    copied = {file: str(file) for file in [interpreter, *modules, *linked, *([where] if where.exists() else [])]}
-    copied |= {program: f"/usr/local/bin/{program.name}" for program in programs}
+    copied = {str(file): file for file in [interpreter, *modules, *linked, *([where] if where.exists() else [])]}
+    copied |= {f"/usr/local/bin/{program.name}": program for program in programs}
     compiled = {importlib.util.cache_from_source(str(file)): file for file in modules if file.suffix == ".py"}
     links = {link: f"/usr/local/bin/{Path(link).name}" for link in ("/bin/sh", "/bin/bash", "/usr/bin/env")}
     links |= {f"/usr/local/bin/{name}": str(interpreter) for name in ("python3", "python")}
-    for folder in sorted(
-        {str(f) for name in (*copied.values(), *compiled, *links, *_FILES) for f in Path(name).parents} | _FOLDERS
-    ):
-        _add(tar, folder, tarfile.DIRTYPE, mode=0o1777 if folder == "/tmp" else 0o755)
+    _add_folders(tar, (*copied, *compiled, *links, *_FILES))
     for name, text in _FILES.items():
         _add(tar, name, data=text.encode())
-    for file, name in copied.items():
+    for name, file in copied.items():
         _add(tar, name, data=file.read_bytes(), mode=0o755 if os.access(file, os.X_OK) else 0o644)
     for name, file in compiled.items():
         _add(tar, name, data=_bytecode(file))
     for name, target in links.items():
         _add(tar, name, tarfile.SYMTYPE, target=target)
+
+
+def _add_folders(tar: tarfile.TarFile, names: Iterable[str]) -> None:
+    """Write the folders that some files lie in, and those of every machine, outer ones first."""
+    for folder in sorted(_FOLDERS.union(str(folder) for name in names for folder in Path(name).parents)):
+        _add(tar, folder, tarfile.DIRTYPE, mode=0o1777 if folder == "/tmp" else 0o755)
 
 
 def _bytecode(file: Path) -> bytes:
