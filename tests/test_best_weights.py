@@ -68,6 +68,25 @@ def test_resumed_run_keeps_what_was_best_before(
     assert are_equal(load_actor(again / "best").model.state_dict(), seen[2])
 
 
+@pytest.mark.parametrize(("before", "step"), [(0, 3), (4, 2)])
+def test_last_weights_are_best_where_none_did_better(
+    talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, step: int, capsys
+) -> None:
+    real = Trainer.evaluate
+
+    def scripted(self: Trainer, *args: object) -> object:
+        evaluation, episodes = real(self, *args)  # type: ignore[arg-type]
+        during = len(args) == 3  # the last evaluation names its sampling
+        return (replace(evaluation, success=Rate(before, 4)) if during else evaluation), episodes
+
+    monkeypatch.setattr(Trainer, "evaluate", scripted)
+    settings = {"eval": {**SMALL["eval"], "dev_split": "eval"}, "steps": 3}  # type: ignore[dict-item]
+    folder = start_run(config(tmp_path, start_from=str(talker), **settings), Progress())
+    found = best_evaluation(folder / "best")
+    assert found is not None and found["step"] == step
+    assert ("did best during training" in capsys.readouterr().out) == (step == 2)
+
+
 def test_run_keeps_no_best_weights_if_told_so(talker: Path, tmp_path: Path, seen: dict[int, Weights]) -> None:
     settings = {"eval": {**EVERY_STEP["eval"], "keep_best": False}}
     folder = start_run(config(tmp_path, steps=1, start_from=str(talker), **settings), Progress())

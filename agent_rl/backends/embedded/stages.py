@@ -33,6 +33,7 @@ from agent_rl.engines.model_files import written
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.judge.run import run_judge
 from agent_rl.rollout import summarise
+from agent_rl.rollout.evaluation import Evaluation
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.rollout.watch import watching
 from agent_rl.runs.commands import command, resume_command, rollout_command
@@ -225,6 +226,9 @@ class LiveRun:
             self.progress.say(f"  {label:34s} {result.success}")
             for env, found in result.of_env.items():
                 self.progress.say(f"    {escape(env):32s} {found.success}")
+            if name == "sampled" and trainer.step and split == config.eval.during(self.env.tasks.splits):
+                shared = len(self.env.tasks.distinct(split, config.eval.dev_n))  # the first, as in training
+                self.keep_if_best(trainer, summarise(episodes[:shared]))
 
     def train(self, trainer: Trainer) -> None:
         """Train to the last step; evaluate and save checkpoints at the configured steps.
@@ -258,9 +262,8 @@ class LiveRun:
             if config.eval.every and trainer.step % config.eval.every == 0 and not reported:
                 evaluation, _ = trainer.evaluate(dev, sampled, split)
                 self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
-                self.dev = f"{evaluation.success.share} of {evaluation.success.n} {split} tasks"
-                if config.eval.keep_best and evaluation.success.n:
-                    save_best(self.folder / BEST, trainer, evaluation.success.value)
+                self.dev = f"{evaluation.success.share} of {evaluation.success.n} {split} tasks at step {trainer.step}"
+                self.keep_if_best(trainer, evaluation)
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
             if recomputes and (old := result.metrics.get("perf/old_s")):
                 part = old / result.metrics["perf/update_s"]
@@ -269,6 +272,11 @@ class LiveRun:
             if last or self.stop.is_asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
                 save_checkpoint(self.folder / CHECKPOINT, trainer)
+
+    def keep_if_best(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        """Keep the weights if none did better on the tasks that are evaluated on during training."""
+        if self.config.eval.every and self.config.eval.keep_best and evaluation.success.n:
+            save_best(self.folder / BEST, trainer, evaluation.success.value)
 
     def finish(self, trainer: Trainer) -> Path:
         """Evaluate and write the report."""
