@@ -162,6 +162,7 @@ def test_libraries_of_finds_libc() -> None:
     assert libc.exists()
 
 
+@pytest.mark.sandbox
 def test_write_root_packs_programs_without_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "PROGRAMS", "sh cat no-such-program")
     with tarfile.open(tmp_path / "image.tar", "w") as tar:

@@ -58,6 +58,7 @@ def value_of(answer: dict[str, dict[str, object]]) -> object:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
+@pytest.mark.sandbox
 def test_prepared_kernel_answers_like_the_agent(tmp_path: Path) -> None:
     values = ["abc", 'it\'s "it"', "", "'", [1] * 40, {"b": 1, "a": 2}, b"x"]
     failing = "def f():\n    raise KeyError('k')\nf()"
@@ -69,12 +70,14 @@ def test_prepared_kernel_answers_like_the_agent(tmp_path: Path) -> None:
     assert "".join(map(str, wrong["error"]["traceback"])).endswith("SyntaxError: invalid syntax\n")  # type: ignore[call-overload]
 
 
+@pytest.mark.sandbox
 def test_unprepared_kernel_answers_differently(tmp_path: Path) -> None:
     quoted, long = ask_a_kernel(tmp_path, repr("abc"), repr([1] * 40), prepared=False)
     assert value_of(quoted) == "abc"
     assert "\n" in str(value_of(long))
 
 
+@pytest.mark.sandbox
 @needs_root
 def test_prepared_kernel_drops_privileges(tmp_path: Path) -> None:
     code = "import os\nnnp = [line for line in open('/proc/self/status') if line.startswith('NoNewPrivs')]"

@@ -66,6 +66,7 @@ async def work(sandbox: Sandbox, agent: Agent) -> None:
     assert (late.timed_out, late.stdout) == (True, "so far\n")
 
 
+@pytest.mark.sandbox
 @each
 def test_hosted_sandbox_runs_code_and_keeps_files(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     calls = with_double(monkeypatch, name, work)
@@ -80,6 +81,7 @@ def test_hosted_sandbox_runs_code_and_keeps_files(monkeypatch: pytest.MonkeyPatc
         assert [called for called, _, _ in calls].count("close") == 1
 
 
+@pytest.mark.sandbox
 @each
 @pytest.mark.parametrize(
     ("error", "runs", "cause"),
