@@ -231,9 +231,9 @@ def test_grade_leaves_out_the_wait_for_a_processor(
     monkeypatch.setattr(grading.os, "cpu_count", lambda: 1)  # type: ignore[attr-defined]
     monkeypatch.setattr(grading, "_turns", WeakKeyDictionary())
     monkeypatch.setattr(grading, "RESERVE", 0.25)
-    slow = f"import time\ntime.sleep(0.25)\n{RIGHT}"
-    verdicts = runner.run(graded_by_rewards(slow, 2.5, 4, sandboxes))  # 4 s of programs, one at a time
-    assert [verdict.share for verdict in verdicts] == [1.0] * 4
+    slow = f"import time\ntime.sleep(0.1)\n{RIGHT}"
+    verdicts = runner.run(graded_by_rewards(slow, 3.0, 8, sandboxes))  # 3.2 s of sleep, one at a time
+    assert [verdict.share for verdict in verdicts] == [1.0] * 8
 
 
 def test_grade_on_a_slow_host_fails_no_tests(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
