@@ -171,8 +171,8 @@ def train(
             left out.
         backend: "embedded", which makes a small model unless `start_from` names one, or "verl", on Ray with vLLM. Left
             out, it is the resumed run's, otherwise "embedded".
-        resume: the folder of a run to continue, with its own settings but for `steps`, and `device` and `processes`
-            of an embedded one.
+        resume: the folder of a run to continue, with its own settings but for `steps`, `judge.max_cost` and
+            `judge.prices`, and `device` and `processes` of an embedded one.
         imports: files that register environments and parts of algorithms.
         progress: whether to show it.
         settings: any other setting, by its name in `agent-rl train --config`: of a section as a dictionary, or by its
@@ -293,7 +293,7 @@ def _resume(folder: Path, backend: str, changes: Mapping[str, object], progress:
     require_verl()
     from agent_rl.backends.verl.driver.run import resume
 
-    return outside_loop(partial(resume, folder, **changes))  # type: ignore[arg-type]  # checked: steps, a number
+    return outside_loop(partial(resume, folder, **changes))
 
 
 def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:

@@ -222,6 +222,22 @@ def setting_names(schema: type[BaseModel]) -> list[str]:
     return [key for key, _ in _keys(schema)]
 
 
+def with_settings(config: M, settings: Mapping[str, object]) -> M:
+    """Return a config with other values of settings, by their full names.
+
+    Raises:
+        ConfigError: naming every value that is wrong.
+    """
+    values = config.model_dump(mode="json", by_alias=True)
+    for key, value in settings.items():
+        *sections, last = key.split(".")
+        place = values
+        for section in sections:
+            place = place[section]
+        place[last] = value
+    return check_config(type(config), values)
+
+
 def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tuple[str, object]]:
     """Yield the settings that a setting stands for, of sections the values in them.
 

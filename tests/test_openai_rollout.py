@@ -85,7 +85,7 @@ def test_rollout_of_a_served_model_continues_by_task(tmp_path: Path, key: str) -
     ("words", "hint"),
     [
         (["retry_failed=true"], "retry_failed=true belongs to resume=FILE"),
-        (["resume=nowhere", "policy=oracle"], "but for by, prices, floors, concurrency; retry_failed=true"),
+        (["resume=nowhere", "policy=oracle"], "concurrency, judge.max_cost, judge.prices; retry_failed=true"),
         (["policy=openai"], "policy.model: field required"),
         (["policy=openai", "policy.model=m", "policy.base_url=http://127.0.0.1:9/v1"], "can't be reached"),
     ],

@@ -9,19 +9,22 @@ import pytest
 from rich.console import Console
 
 import agent_rl as ar
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import start_run
+from agent_rl.backends.settings import resumed_changes
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
 from agent_rl.cli import main
 from agent_rl.config import check_config
 from agent_rl.core.judgement import JudgeFault, Judgement, Verdict
 from agent_rl.core.usage import Usage
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, InfrastructureError
 from agent_rl.gym.registry import spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.log import CallLog
 from agent_rl.judge.run import CALLS, RUBRICS, check_judges, judge_of_worker, read_rubrics, run_judge
 from agent_rl.rollout.evaluation import rollout_metrics
-from agent_rl.runs.rollout import RolloutSettings, floors_of, start_rollout
+from agent_rl.runs.folder import read_config
+from agent_rl.runs.rollout import RolloutSettings, floors_of, resume_rollout, start_rollout
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from agent_rl.view.results import print_results, result_table
@@ -63,6 +66,32 @@ def test_rollout_is_judged_logged_and_counted(judge, tmp_path: Path, capsys: pyt
     assert len(server.asked) == asked  # the log of the folder had it
     (floors,) = floors_of(replace(ran, settings=ran.settings.model_copy(update={"floors": True})), 1.0).values()
     assert len(server.asked) > asked and not [score for score in floors.scores if score.failed == len(episodes)]
+
+
+def test_limit_of_cost_changes_when_a_run_goes_on(judge, tmp_path: Path):
+    server, asking = judge
+    limited = {"model": "m", "base_url": server.url, "prices": asking["prices"], "max_cost": 0.01}
+    sizes = {"rollout": {"groups": 1, "samples": 2, "max_tokens": 8}, "eval": {"n": 1, "dev_n": 1}}
+    warm = {"demonstrations": 2, "copy_steps": 0, "copy_share": 0.0, "clone_steps": 1, "batch": 2}
+    small = config(tmp_path, env="judged/sums-v0", steps=1, warm_start=warm, judge=limited, **sizes)
+    with pytest.raises(InfrastructureError, match=r"may then spend as much again, or more with judge\.max_cost=N"):
+        start_run(small, Progress())
+    (folder,), asked = (tmp_path / "runs").glob("*-*"), len(server.asked)
+    with pytest.raises(ConfigError, match=r"^judge\.model can't change when a run is resumed: .*judge\.max_cost"):
+        ar.train(resume=folder, progress=False, judge={"max_cost": 9, "model": "other"})
+    assert main(["train", f"resume={folder}", "judge.max_cost=9"]) == 0
+    assert read_config(folder, TrainConfig).judge.max_cost == 9
+    assert len(server.asked) > asked + 1
+    assert resumed_changes("verl", {"judge": {"max_cost": None}}) == {"judge.max_cost": None}  # no limit any more
+
+
+def test_limit_of_cost_changes_when_a_rollout_goes_on(judge, tmp_path: Path):
+    out = tmp_path / "c" / "episodes.jsonl"
+    settings = {"env": "judged/sums-v0", "n": 2, "out": str(out), "judge": judge[1] | {"max_cost": 0.01}}
+    start_rollout(check_config(RolloutSettings, settings), Progress())
+    assert main(["rollout", f"resume={out}", "judge.max_cost=9"]) == 0
+    ran = resume_rollout(str(out), Progress(), changes={"judge.max_cost": None})
+    assert ran.settings.judge.max_cost is None and ran.settings.judge.model == "m"
 
 
 def test_judge_that_nothing_asks_is_refused(tmp_path: Path):

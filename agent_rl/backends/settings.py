@@ -13,6 +13,7 @@ from agent_rl.engines.model_files import require_model
 from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import env_ids, spec
+from agent_rl.judge.config import MONEY
 from agent_rl.store.shards import existing_shards
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 BACKENDS = ("embedded", "verl")
 STORED = ("episodes", "warm_start.episodes")
 """Settings that name stored episodes."""
-RESUMED = {"embedded": ("steps", "device", "processes"), "verl": ("steps",)}
+RESUMED = {"embedded": ("steps", "device", "processes", *MONEY), "verl": ("steps", *MONEY)}
 """The settings that may change when a run is resumed."""
 ON_VERL = {
     "model": "set start_from=FOLDER and renderer=NAME; what such a preset clones, freezes and rounds is not verl's",
@@ -95,14 +96,21 @@ def require_files(given: Mapping[str, object]) -> None:
 
 
 def resumed_changes(backend: str, given: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings that change when a run is resumed: those that are given and not None.
+    """Return the settings that change when a run is resumed, by their full names: those that are given.
+
+    None is not given, but for a setting of a section, as `judge.max_cost=null` lifts the limit.
 
     Raises:
         ConfigError: if one of them can't change, or steps are no number.
     """
-    changes, free = {name: value for name, value in given.items() if value is not None}, RESUMED[backend]
+    changes, free = dict[str, object](), RESUMED[backend]
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            changes |= {f"{name}.{inner}": found for inner, found in value.items()}
+        elif value is not None or "." in name:
+            changes[name] = value
     if odd := ", ".join(sorted({*changes} - {*free})):
-        but = " and ".join(free)
+        but = ", ".join(free)
         raise ConfigError(f"{odd} can't change when a run is resumed: it keeps its own settings (but for {but})")
     steps = changes.get("steps", 0)
     if not (isinstance(steps, int) and steps >= 0):

@@ -12,6 +12,10 @@ _OF_RULES = {"concurrency", "prices"}
 """Settings that say something without a model, too: of stored episodes, and of judges that environments name."""
 
 
+MONEY = ("judge.max_cost", "judge.prices")
+"""The settings that may change when a run or a rollout goes on: no verdict depends on them."""
+
+
 class JudgeConfig(Section):
     """Who judges episodes under rubrics; without a model, only rules do."""
 

@@ -120,7 +120,7 @@ def find_causes(
     alive = [e for e in episodes if e.trainable]
     if unpaid := metrics.get("judge/faults/cost"):
         unmade = f"{unpaid:.0f} verdicts of this step were not made, and episodes that lack one have no score"
-        way_out = "stop and resume the run, which may then spend as much again, or begin one with more"
+        way_out = "stop and resume the run, which may then spend as much again, or more with judge.max_cost=N"
         yield JUDGE_COST, f"judge.max_cost is spent: {unmade}: {way_out}"
     yield from _of_failures(episodes)
     yield from _of_scores(alive, env)

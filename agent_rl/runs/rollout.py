@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pydantic import Field, model_validator
 from rich.markup import escape
 
-from agent_rl.config import Count, Retries, check_config, write_setting
+from agent_rl.config import Count, Retries, with_settings, write_setting
 from agent_rl.core.display import from_here
 from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
@@ -25,7 +25,7 @@ from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, EnvSetting, load_environment, members_of
 from agent_rl.gym.registry import EnvSpec, load_all_once
 from agent_rl.gym.tasks import EVAL
-from agent_rl.judge.config import JudgeConfig
+from agent_rl.judge.config import MONEY, JudgeConfig
 from agent_rl.policy import AnyPolicy, SamplingSettings, ignored_sampling, open_policy, sampling_params
 from agent_rl.policy.by_name import POLICIES
 from agent_rl.rollout import Evaluation, Job, split_jobs, stream_finished, summarise
@@ -86,8 +86,8 @@ class RolloutSettings(SamplingSettings, EnvironmentSettings):
         return self
 
 
-CHANGEABLE = ("by", "prices", "floors", "concurrency")
-"""Settings that may differ when a rollout is continued: they change no episode."""
+CHANGEABLE = ("by", "prices", "floors", "concurrency", *MONEY)
+"""Settings that may differ when a rollout is continued: they change no episode that there is."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def resume_rollout(
         raise CheckpointError(f"{file} can't be continued: {settings_file(file)}, with its settings, is not there")
     file = file.absolute()
     stored = read_config(file.parent, RolloutSettings, settings_file(file).name)
-    settings = _from_anywhere(check_config(RolloutSettings, {**stored.model_dump(), **changes}))
+    settings = _from_anywhere(with_settings(stored, changes))
     with _open(settings, file, progress) as rollout:
         return RolloutResult(file, settings, rollout.run(retry_failed=retry_failed))
 

@@ -15,7 +15,7 @@ from agent_rl.backends.embedded.fine_tuning import freeze_parameters
 from agent_rl.backends.embedded.memory import require_memory
 from agent_rl.backends.embedded.stages import CHECKPOINT, REFERENCE, STORED, WARM, open_run
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.config import check_config
+from agent_rl.config import with_settings
 from agent_rl.core.display import from_here
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
@@ -64,7 +64,7 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
     folder = folder.resolve()
     config = read_config(folder, TrainConfig)
     if changes:
-        config = check_config(TrainConfig, config.model_dump(mode="json", by_alias=True) | changes)
+        config = with_settings(config, changes)
     device_of(config.device)
     env = config.load_env()
     try:

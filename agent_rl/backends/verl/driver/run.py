@@ -24,7 +24,7 @@ from agent_rl.backends.verl.driver.watchdog import (
     stop_with,
     watched_processes,
 )
-from agent_rl.config import write_setting
+from agent_rl.config import with_settings, write_setting
 from agent_rl.engines.model_files import is_hub_id, require_model
 from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError, in_brief
 from agent_rl.judge.config import JudgeConfig
@@ -117,12 +117,12 @@ def check_fit(config: VerlConfig) -> str | None:
     return check_run_fit(config.load_env(), config.split, config.env_args, renderer, context, "rollout.context")
 
 
-def resume(folder: Path, *, steps: int | None = None) -> Path:
+def resume(folder: Path, **changes: object) -> Path:
     """Continue a run from its last checkpoint, with its own settings; from the start if it has none.
 
     Args:
         folder: a run's folder.
-        steps: a new total number of steps, instead of the configured one.
+        changes: settings instead of the configured ones, see `resumed_changes`.
 
     Raises:
         CheckpointError: if the folder is no run, or its checkpoint is of no use.
@@ -130,9 +130,7 @@ def resume(folder: Path, *, steps: int | None = None) -> Path:
         StoreError: if the run is still going.
     """
     folder = folder.resolve()
-    config = read_config(folder, VerlConfig)
-    if steps is not None:
-        config = config.model_copy(update={"steps": steps})
+    config = with_settings(read_config(folder, VerlConfig), changes)
     done = last_checkpoint(folder / "checkpoints")
     if done > config.steps or (done == config.steps and not owes_evaluation(folder, config, done)):
         raise ConfigError(f"the run is at step {done} already: give more with steps=N")
