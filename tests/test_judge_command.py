@@ -233,6 +233,22 @@ def test_apply_replaces_rewards_and_keeps_the_old_ones(folder: Path, capsys: pyt
     assert added.reward == pytest.approx((old.reward or 0) + 1.0)
 
 
+@pytest.mark.parametrize("words", [["apply", "-o", "new.jsonl"], ["report", "--html", "new.html"]])
+def test_episodes_that_were_not_judged_are_refused(
+    folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(capsys, "run", "run", "rubric.yaml", "-o", "a.jsonl")
+    with EpisodeWriter(folder / "other") as writer:
+        writer.write(answered("x0", "49"))
+        writer.write(answered("e0", "49", task={"answer": "another run's"}))
+    EpisodeWriter(folder / "empty").close()
+    for file, there in (("other", "e0, x0"), ("empty", "none")):
+        status, said = call(capsys, words[0], "a.jsonl", *words[1:], "--episodes", file)
+        assert status == 1 and f"{file} has none of the episodes that a.jsonl judges: there is {there}, judged" in said
+        assert "judged e0, e1, e2 and 1 more; name their file with --episodes FILE" in said
+    assert not list(Path().glob("new*"))
+
+
 def test_compare_agree_and_report_print_and_give_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call(capsys, "run", "run", "rubric.yaml", "-o", "a.jsonl")
     Path("lenient.yaml").write_text(RUBRIC.replace("'^\\d+$'", "'\\w'"))
@@ -269,6 +285,8 @@ def test_probe_finds_what_rewards_nothing(folder: Path, capsys: pytest.CaptureFi
     Path("naive.yaml").write_text("criteria: [{text: Short., rule: {regex: '^.{0,20}$'}}]")
     status, said = call(capsys, "probe", "naive.yaml", "--episodes", "run", "--limit", "2")
     assert status == 1 and "an empty answer scores 1.00" in said
+    EpisodeWriter(folder / "empty").close()
+    assert "empty: it has no episodes yet" in call(capsys, "probe", "naive.yaml", "--episodes", "empty")[1]
 
 
 def test_judge_episodes_refuses_settings_that_have_no_meaning(folder: Path) -> None:

@@ -187,6 +187,8 @@ def probe(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     require_use(rubric, config)
     episodes = list(islice(read_episodes(arguments.episodes), arguments.limit)) if arguments.episodes else []
+    if arguments.episodes and not episodes:
+        raise ConfigError(f"{arguments.episodes}: it has no episodes yet; without --episodes no real answer is judged")
     with closing(build_judge(config, arguments.calls and Path(arguments.calls))) as judge:
         found = asyncio.run(probed(rubric, judge, episodes))
     if arguments.json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -12,7 +13,8 @@ from typing import Literal, TypeAlias
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.judgement import Judgement
 from agent_rl.errors import ConfigError, StoreError
-from agent_rl.judge.judged import Judged
+from agent_rl.gym.tasks import task_key
+from agent_rl.judge.judged import Judged, JudgedEpisode
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.store.selection import episode_ids
 from agent_rl.store.shards import episode_file, shards_of
@@ -59,12 +61,12 @@ def apply_judged(
     source, target = episodes_of(judged, episodes), episode_file(out)
     if stored := len(episode_ids(target)):
         raise ConfigError(f"{target} has {stored} episodes already: name another file with -o FILE")
-    found = {judgement.episode: judgement for judgement in judged.judgements}
+    found = {each.judgement.episode: each for each in judged.episodes}
     name = judged.header.rubric.name if judged.header.rubric else judged.header.task_key
     written = unscored = left_out = 0
     with EpisodeWriter(target, experts=True) as writer:
         for episode in read_episodes(source, experts=True):
-            if (judgement := found.get(episode.id)) is None:
+            if (judgement := _judgement_of(episode, found)) is None:
                 left_out += 1
                 continue
             writer.write(with_judged_reward(episode, judgement, name, mode, weight))
@@ -97,11 +99,27 @@ def episodes_of(judged: Judged, file: str | os.PathLike[str] | None = None) -> P
     """Return the file of the episodes of a judged file.
 
     Raises:
-        StoreError: if it is not there.
+        StoreError: if it is not there, or has none of them.
     """
     if file is None and judged.header.episodes is None:
         raise StoreError(f"{judged.path} does not say where its episodes are: name their file with --episodes FILE")
     found = Path(judged.header.episodes.file if file is None and judged.header.episodes else file or "")
     if not shards_of(found):
         raise StoreError(f"{judged.path}: its episodes are not at {found}: name their file with --episodes FILE")
+    known = {each.judgement.episode: each for each in judged.episodes}
+    if all(_judgement_of(episode, known) is None for episode in read_episodes(found)):
+        raise StoreError(
+            f"{found} has none of the episodes that {judged.path} judges: there is {_some(episode_ids(found))}, judged "
+            f"{_some(known)}; name their file with --episodes FILE"
+        )
     return found
+
+
+def _judgement_of(episode: Episode, judged: Mapping[str, JudgedEpisode]) -> Judgement | None:
+    """Return an episode's judgement; one of the same id and another task is of another run's episode."""
+    each = judged.get(episode.id)
+    return each.judgement if each is not None and each.task in ("", task_key(episode.task)) else None
+
+
+def _some(ids: Collection[str]) -> str:
+    return ", ".join(sorted(ids)[:3]) + (f" and {len(ids) - 3:,} more" if len(ids) > 3 else "") or "none"
