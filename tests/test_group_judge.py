@@ -268,6 +268,11 @@ def test_panel_refuses_what_it_cannot_be() -> None:
         Panel([])
     with pytest.raises(ConfigError, match="rule='median'"):
         Panel([Fixed("a", ())], "median")  # type: ignore[arg-type]
+    one, same, other = (ModelJudge(JudgeConfig(model="m"), Path(file)) for file in ("a.jsonl", "./a.jsonl", "b.jsonl"))
+    for shared in ([one, other, same], [Panel([one, other]), same]):
+        with pytest.raises(ConfigError, match=r"two members have the log a\.jsonl, which takes one: give each a file"):
+            Panel(shared)
+    assert Panel([one, other, one, ModelJudge(JudgeConfig(model="m"))]).judges[0] is one
     members = [Fixed("a", ()), Fixed("b", ())]
     Panel(members).close()
     assert all(member.is_closed for member in members)

@@ -23,7 +23,7 @@ from agent_rl.core.messages import JSON
 from agent_rl.core.usage import Usage
 from agent_rl.errors import StoreError
 from agent_rl.judge.reply import Answer
-from agent_rl.store.lines import LineWriter, read_lines
+from agent_rl.store.lines import LineWriter, has_writer, read_lines
 
 _KEY = b'{"key":"'
 _ANSWER = TypeAdapter(Answer)
@@ -36,7 +36,7 @@ class CallLog:
         """Open the file, or make it; None keeps nothing.
 
         Raises:
-            StoreError: if another process has it open, or it is no log of calls.
+            StoreError: if another writer has it open, or it is no log of calls.
         """
         self.path = path
         self.secret = secrets.token_bytes(16)
@@ -51,7 +51,15 @@ class CallLog:
         self._size = 0
         self._file: LineWriter | None = None
         if path is not None:
-            self._file = LineWriter(path)
+            try:
+                self._file = LineWriter(path)
+            except StoreError as error:
+                if not has_writer(path):
+                    raise
+                raise StoreError(
+                    f"another writer has {path} open, a judge's log of calls: wait for its end, or give this judge a "
+                    "log of its own: --calls FILE, in Python log=Path(FILE)"
+                ) from error
             try:
                 self._read(path)
             except BaseException:

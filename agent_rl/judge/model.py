@@ -45,6 +45,8 @@ class ModelJudge:
         """
         self.caller, self._config = Caller(config, log), config
         self.name = self.caller.name
+        self.log = log
+        """The file of its calls, as given."""
         self.comparison = GroupModelJudge(self.caller)
         """Of groups: its rate of flips."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -34,12 +35,19 @@ class Panel:
         """Keep the members; `close` closes them.
 
         Raises:
-            ConfigError: if there is none, or no such rule.
+            ConfigError: if there is none, no such rule, or members share a log of calls, which takes one judge.
         """
         if not judges:
             raise ConfigError("Panel(judges=[]) has no member: give two or more judges")
         if rule not in ("majority", "mean"):
             raise ConfigError(f"Panel(rule={rule!r}): give 'majority' or 'mean'")
+        of_log: dict[Path, Judge] = {}
+        for judge in _members(judges):
+            log: Path | None = getattr(judge, "log", None)
+            if log is not None and of_log.setdefault(log.resolve(), judge) is not judge:
+                raise ConfigError(
+                    f"Panel: two members have the log {log}, which takes one: give each a file of its own"
+                )
         self.judges, self.rule = tuple(judges), rule
         self.name = f"{rule} of {', '.join(judge.name for judge in judges)}"
 
@@ -82,6 +90,12 @@ class Panel:
         reasons = "; ".join(f"{m.judge}: {v.reason}" for m, v in zip(members, found, strict=True) if v.reason)
         evidence = next((v.evidence for v in found if v.evidence), "")
         return Verdict(criterion.id, nearest, value, reasons, evidence, votes=votes)
+
+
+def _members(judges: Iterable[Judge]) -> Iterator[Judge]:
+    """Yield those that judge, also of panels in a panel."""
+    for judge in judges:
+        yield from _members(judge.judges) if isinstance(judge, Panel) else [judge]
 
 
 def disagreement(judgements: Iterable[Judgement]) -> float:
