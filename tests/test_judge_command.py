@@ -6,6 +6,8 @@ As the pages say: `agent-rl judge run runs/latest rubric.yaml`, and `agent-rl ju
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,9 @@ from agent_rl.judge.judged import load_judged
 from agent_rl.judge.offline import judge_episodes
 from agent_rl.judge.summary import summarise_judged
 from agent_rl.rollout.usage import Price
+from agent_rl.store import lines
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
+from agent_rl.store.lines import open_locked
 from tests.doubles import example_episode
 
 ANSWERS = ("49", "forty-nine", "49 euros", "")
@@ -231,6 +235,41 @@ def test_apply_replaces_rewards_and_keeps_the_old_ones(folder: Path, capsys: pyt
     call(capsys, "apply", "a.jsonl", "--add")
     added = next(iter(read_episodes("a.episodes.jsonl")))
     assert added.reward == pytest.approx((old.reward or 0) + 1.0)
+
+
+THEIRS = ["run", "run", "rubric.yaml", "--limit", "3", "-o", "a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words", "status", "message"),
+    [
+        (THEIRS, ["run", "run", "rubric.yaml", "-o", "a.jsonl"], 0, "4 judgements in a.jsonl"),
+        (THEIRS, ["run", "run", "other.yaml", "-o", "a.jsonl"], 1, "a.jsonl was judged under another rubric"),
+        (["apply", "b.jsonl", "-o", "a.jsonl"], ["apply", "b.jsonl", "-o", "a.jsonl"], 1, "has 3 episodes already"),
+    ],
+)
+def test_writer_heeds_what_another_process_wrote_before_its_lock(
+    folder: Path,
+    theirs: list[str],
+    words: list[str],
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("other.yaml").write_text(RUBRIC.replace("price", "prize"))
+    call(capsys, "run", "run", "rubric.yaml", "-o", "b.jsonl", "--limit", "3")
+
+    def late(path: Path, **options: bool) -> int:
+        if path == Path("a.jsonl") and not path.exists():
+            subprocess.run([sys.executable, "-m", "agent_rl", "judge", *theirs], check=True, capture_output=True)
+        return open_locked(path, **options)
+
+    monkeypatch.setattr(lines, "open_locked", late)
+    found, said = call(capsys, *words)
+    assert (found, message in said) == (status, True), said
+    is_judged = words[0] == "run"  # with a header, and no line twice
+    assert len(Path("a.jsonl").read_text().splitlines()) == is_judged + (3 if status else 4)
 
 
 @pytest.mark.parametrize("words", [["apply", "-o", "new.jsonl"], ["report", "--html", "new.html"]])

@@ -59,12 +59,12 @@ def apply_judged(
     if not math.isfinite(weight):
         raise ConfigError(f"weight={weight}: give a finite number")
     source, target = episodes_of(judged, episodes), episode_file(out)
-    if stored := len(episode_ids(target)):
-        raise ConfigError(f"{target} has {stored} episodes already: name another file with -o FILE")
+    _require_new(target)
     found = {each.judgement.episode: each for each in judged.episodes}
     name = judged.header.rubric.name if judged.header.rubric else judged.header.task_key
     written = unscored = left_out = 0
     with EpisodeWriter(target, experts=True) as writer:
+        _require_new(target)  # as another may have written it in between
         for episode in read_episodes(source, experts=True):
             if (judgement := _judgement_of(episode, found)) is None:
                 left_out += 1
@@ -73,6 +73,11 @@ def apply_judged(
             written += 1
             unscored += judgement.score is None
     return Applied(target, written, unscored, left_out)
+
+
+def _require_new(file: Path) -> None:
+    if stored := len(episode_ids(file)):
+        raise ConfigError(f"{file} has {stored} episodes already: name another file with -o FILE")
 
 
 def with_judged_reward(episode: Episode, judgement: Judgement, name: str, mode: Mode, weight: float) -> Episode:

@@ -165,18 +165,30 @@ class JudgedWriter(LineWriter):
             ConfigError: if it holds judgements by another judge, under another rubric, or of other episodes.
             StoreError: if it is no judged file, it is damaged, or another writer has it open.
         """
-        held = path.exists() and path.stat().st_size > 0 and _has_line(path)
-        self.before = load_judged(path) if held else Judged(header, (), path=path)
-        if held:
-            _require_same(path, self.before.header, header)
+        if path.exists():
+            _require_head(path)  # before the last line of another file is moved aside
         super().__init__(path)
-        if not held or self.before.header.episodes != header.episodes:
-            self.write_line(_HEAD + _dump(_HEADER, header)[1:])
-        self.before = replace(self.before, header=header)
+        try:
+            held = _has_line(path)  # as no other writer adds to it from here on
+            self.before = load_judged(path) if held else Judged(header, (), path=path)
+            if held:
+                _require_same(path, self.before.header, header)
+            if not held or self.before.header.episodes != header.episodes:
+                self.write_line(_HEAD + _dump(_HEADER, header)[1:])
+            self.before = replace(self.before, header=header)
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, judged: JudgedEpisode) -> None:
         """Append one judgement; it outlives this process from here on."""
         self.write_line(_dump(_LINE, judged))
+
+
+def _require_head(path: Path) -> None:
+    with path.open("rb") as file:
+        if not _HEAD.startswith(file.read(len(_HEAD))):
+            raise StoreError(f"{path} is no judged file: its first line is no header of one")
 
 
 def _has_line(path: Path) -> bool:
