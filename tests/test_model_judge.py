@@ -189,6 +189,31 @@ def test_model_judge_counts_the_cost_of_empty_answers(tmp_path: Path) -> None:
     assert Counter(values(j)[0] for j in found) == {JudgeFault.SERVER: 2, JudgeFault.COST: 4}
 
 
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (fake_openai.Answer(b"<html>busy</html>"), 17),
+        (fake_openai.Answer(b'{"choices": [{"mess'), 19),
+        (fake_openai.Answer({"choices": []}), 0),
+        (fake_openai.Answer({"error": {"message": "overloaded"}}), None),  # which says that it failed
+        (failed(500), None),
+    ],
+)
+@pytest.mark.parametrize("is_last", [True, False])
+def test_model_judge_estimates_the_cost_of_unreadable_answers(
+    first: fake_openai.Answer, said: int | None, is_last: bool, tmp_path: Path
+) -> None:
+    (prices := tmp_path / "prices.yaml").write_text("m: {input: 10000, output: 10000}\n")  # a cent each
+    with FakeOpenAI(lambda body: first if is_last or len(server.asked) == 1 else FakeJudge()(body)) as server:
+        asking = JudgeConfig(model="m", base_url=server.url, prices=str(prices), retries=not is_last)
+        with ModelJudge(asking) as judge:
+            asyncio.run(judge.judge(answered("alpha"), RUBRIC))
+            cost = judge.cost
+    asked = sum(len(message["content"]) for message in server.asked[0]["messages"])
+    guessed = 0 if said is None else asked // 4 + said // 4
+    assert cost == pytest.approx((guessed + (0 if is_last else 110)) / 100)
+
+
 def test_model_judge_raises_what_no_call_can_mend() -> None:
     refused = pytest.raises(ConfigError, match="refuses the key of OPENAI_API_KEY")
     with FakeOpenAI(FakeJudge(), key="right") as server, refused:

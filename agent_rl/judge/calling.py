@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
@@ -162,12 +161,12 @@ class Caller:
         except PolicyError as error:
             if (used := tally.usage()).attempts:
                 usage.append(used)
-            if str(error) == client.stop:
+            is_stopped = str(error) == client.stop
+            self._spend(tally, size)  # answers without a message cost, too
+            if is_stopped:
                 if not self._is_spent:
                     raise ConfigError(client.stop) from None
                 raise CallError(JudgeFault.COST, client.stop) from None
-            if used.input_tokens is not None:  # answers without a message cost, too
-                self._spend(used, 0, 0)
             fault = JudgeFault.TIMEOUT if tally.errors[-1:] == ["timeout"] else JudgeFault.SERVER
             if isinstance(error, ContextOverflowError):
                 fault = JudgeFault.TOO_LONG
@@ -181,20 +180,19 @@ class Caller:
         used = tally.usage()
         self._log.keep(key, answer, used, about)
         usage.append(used)
-        self._spend(used, size, len(answer.content))
+        self._spend(tally, size)
         return answer
 
     @property
     def _is_spent(self) -> bool:
         return self._config.max_cost is not None and self.cost >= self._config.max_cost
 
-    def _spend(self, used: Usage, asked: int, said: int) -> None:
+    def _spend(self, tally: Tally, asked: int) -> None:
         """Add what a call cost; at the limit no more calls are made. Tokens that no server counted are estimated."""
         if self._price is None:
             return
-        if used.input_tokens is None:
-            used = replace(used, input_tokens=asked // CHARACTERS, output_tokens=said // CHARACTERS)
-        self.cost += self._price.of(used)
+        guessed = (Usage(self.name, asked // CHARACTERS, said // CHARACTERS) for said in tally.uncounted)
+        self.cost += sum(map(self._price.of, (tally.usage(), *guessed)))
         if self._is_spent:
             self._client.stop = f"the judge's calls have cost {self.cost:.4g}: judge.max_cost={self._config.max_cost:g}"
 

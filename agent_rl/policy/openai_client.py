@@ -61,6 +61,8 @@ class Tally:
     seed: int = 0
     """Of the pauses between attempts."""
     answers: list[ChatAnswer] = field(default_factory=list)
+    uncounted: list[int] = field(default_factory=list)
+    """Characters of each answer whose tokens the server did not say, nor that it failed: it may have charged them."""
     finish_reason: str = ""
     errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -249,8 +251,11 @@ class ChatClient:
         except openai.APIStatusError as error:
             raise self._failure(error, tally) from None
         except ValidationError as error:
+            tally.uncounted.append(len(response.text))
             raise AttemptError("bad_answer", f"an answer that can't be read: {error.errors()[0]['msg']}") from None
         tally.answers.append(answer)
+        if not answer.error and (answer.usage is None or answer.usage.prompt_tokens is None):
+            tally.uncounted.append(len(answer.choices[0].message.text) if answer.choices else 0)
         if not answer.choices or answer.choices[0].finish_reason == "error":
             said = f": {answer.error}" if answer.error else ""
             raise AttemptError("no_choice", f"an answer without a message{said}")
