@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
@@ -18,6 +20,7 @@ from agent_rl.backends.embedded import checkpoint, warm_checkpoint
 from agent_rl.backends.embedded.checkpoint import STATE, _replaced, find_checkpoint
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.stages import WARM
+from agent_rl.engines.model_files import written
 from agent_rl.errors import CheckpointError
 from agent_rl.rendering import train_tokenizer
 from agent_rl.runs.folder import CONFIG, save_config
@@ -112,6 +115,24 @@ def test_checkpoint_that_does_not_fit_keeps_the_one_before(tmp_path: Path, save:
             save({"a": torch.zeros(size)}, new / STATE)
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
     assert (find_checkpoint(folder) / STATE).stat().st_size < 4096
+
+
+@pytest.mark.parametrize(
+    ("error", "way_out"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), "give the rights to write there, and continue the run"),
+        (SafetensorError("I/O error: Permission denied (os error 13)"), "give the rights to write there, and continue"),
+        (OSError(errno.EROFS, "Read-only file system"), "let the file system be written to, and continue the run"),
+        (OSError(errno.ENOSPC, "No space left on device"), "make room, and continue the run"),
+    ],
+)
+def test_written_names_the_way_out_of_the_error(error: Exception, way_out: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match=f"model can't be written.*: {way_out}") as raised,
+        written(tmp_path / "model"),
+    ):
+        raise error
+    assert ("MiB free" in str(raised.value)) == ("make room" in way_out)
 
 
 def test_settings_that_do_not_fit_keep_those_before(tmp_path: Path) -> None:

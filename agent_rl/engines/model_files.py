@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,8 +22,15 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """What a name on the hub looks like: `organisation/model`."""
 HUB_TIMEOUT = 10.0
 """Seconds that the hub has to answer."""
-RESUME = "make room, and continue the run with agent-rl train resume=FOLDER"
+RESUME = "{mend}, and continue the run with agent-rl train resume=FOLDER"
 """The way out where a run can't write."""
+_MENDS = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "give the rights to write there"),
+    errno.EROFS: "let the file system be written to",
+}
+"""What to do first, by the system's error; about all others, make room."""
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""The system's error in one of safetensors'."""
 REMEMBERED = 60.0
 """Seconds for which its answer holds: a run asks when its settings are checked, for its memory, and when it loads."""
 _answers: dict[str, tuple[float, str]] = {}
@@ -146,15 +154,24 @@ def require_model(folder: str | Path) -> None:
 def written(path: Path, way_out: str = RESUME) -> Iterator[None]:
     """Remove a model or a state that can't be written, and say why: torch and safetensors name no full disk.
 
+    Args:
+        path: the file or folder.
+        way_out: with `{mend}` where it says what to do first.
+
     Raises:
-        CheckpointError: with what they said, the space that is left, and the way out.
+        CheckpointError: with what they said, the space that is left unless something else is wrong, and the way out.
     """
     try:
         yield
     except Exception as error:
-        free = shutil.disk_usage(path.parent).free >> 20
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        found = _OS_ERROR.search(str(error))
+        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+        mend, room = _MENDS.get(number or 0), ""
+        if mend is None:
+            mend, room = "make room", f" with {shutil.disk_usage(path.parent).free >> 20} MiB free"
+        with suppress(OSError):  # where nothing can be written, nothing can be removed
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{path} can't be written with {free} MiB free, {type(error).__name__}: {in_brief(error)}; what was "
-            f"written before is whole: {way_out}"
+            f"{path} can't be written{room}, {type(error).__name__}: {in_brief(error)}; what was written before is "
+            f"whole: {way_out.format(mend=mend)}"
         ) from error

@@ -32,7 +32,7 @@ def export_model(folder: str | Path, out: str | Path, *, merged: bool, dtype: st
     part = out.with_name(f".exporting-{out.name}")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        with written(part, "make room, or name another folder"):
+        with written(part, "{mend}, or name another folder"):
             save_model(in_format(model, dtype), tokenizer, part)
         part.rename(out)
     finally:
