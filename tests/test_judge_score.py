@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.core.judgement import JudgeFault, Verdict
+from agent_rl.errors import ConfigError
 from agent_rl.judge.rubric import Criterion, Normalize, Rubric
 from agent_rl.judge.score import score
 
@@ -40,6 +41,13 @@ def verdicts_of(rubric: Rubric, values: Sequence[float]) -> list[Verdict]:
 def test_score_is_that_of_each_normaliser(normalize: Normalize, values: Sequence[float], expected: float) -> None:
     rubric = rubric_of(WEIGHTS, normalize)
     assert score(rubric, verdicts_of(rubric, values)) == expected
+
+
+def test_rubric_refuses_weights_with_an_infinite_sum() -> None:
+    for weights in ([1e308, 1e308], [1e308, -1e308]):
+        with pytest.raises(ConfigError, match="'r' has weights with an infinite sum"):
+            rubric_of(weights)
+    assert rubric_of([1e307, 1e307]).criteria
 
 
 def test_score_of_small_weights_is_normalised() -> None:

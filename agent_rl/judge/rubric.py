@@ -90,6 +90,8 @@ class Rubric:
             raise ConfigError(f"rubric '{self.name}' has two criteria with the id '{twice[0]}': rename one")
         if all(c.gate for c in self.criteria):
             raise ConfigError(f"rubric '{self.name}' has gates only, which multiply: give it a criterion that is none")
+        if not math.isfinite(sum(abs(c.weight) for c in self.criteria)):
+            raise ConfigError(f"rubric '{self.name}' has weights with an infinite sum, which no score can be made of")
         if self.clip is not None and not self.clip[0] < self.clip[1]:
             raise ConfigError(f"rubric '{self.name}' has clip={list(self.clip)}: give the least score, then the most")
         if self.normalize == "positive" and not any(c.weight > 0 for c in self.criteria if not c.gate):
