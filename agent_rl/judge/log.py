@@ -23,6 +23,7 @@ from agent_rl.core.messages import JSON
 from agent_rl.core.usage import Usage
 from agent_rl.errors import StoreError
 from agent_rl.judge.reply import Answer
+from agent_rl.rendering.chat_format import as_unicode
 from agent_rl.store.lines import LineWriter, has_writer, read_lines
 
 _KEY = b'{"key":"'
@@ -132,7 +133,7 @@ class CallLog:
         """Append a line; return where it begins."""
         place = self._size
         if self._file is not None:
-            text = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+            text = as_unicode(json.dumps(line, ensure_ascii=False, separators=(",", ":"))).encode() + b"\n"
             self._file.write_line(text)
             self._size += len(text)
         return place
