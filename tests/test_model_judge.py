@@ -280,6 +280,10 @@ def test_evidence_is_a_quotation() -> None:
         assert is_quoted(quoted, text), quoted
     for made_up in ("", "  ", "...", "London", "Seine ... capital", "The capital ... London"):
         assert not is_quoted(made_up, text), made_up
+    copied = fold("I don\u2019t know \u2014 \u201creally\u201d, cafe\u0301 at 9\u201310")
+    for quoted in ('don\'t know - "really"', "don\u2019t know \u2013 \u00abreally\u00bb", "caf\u00e9 at 9-10"):
+        assert is_quoted(quoted, copied), quoted
+    assert not is_quoted("cafe at", copied)
 
 
 def test_suspicions_name_what_speaks_to_a_judge() -> None:
@@ -289,6 +293,18 @@ def test_suspicions_name_what_speaks_to_a_judge() -> None:
     kinds = [found.partition(":")[0] for found in suspicions(injected)]
     assert kinds == ["instruction", "judge", "marks", "met", "schema"]
     assert suspicions("The judge ruled that all defendants met the criteria.") == ()
+
+
+def test_log_takes_half_characters_and_is_opened_by_calls(tmp_path: Path) -> None:
+    cut = fake_openai.Answer(b'{"error": {"message": "refused: \\ud83d"}}', 400)  # as a server cuts its message
+    with FakeOpenAI(lambda _: cut) as server:
+        (found,) = judged(server, replace(answered("alpha"), id="e\udcff"), log=tmp_path / "calls.jsonl")
+    assert values(found) == [JudgeFault.SERVER] * 4
+    lines = (tmp_path / "calls.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(lines[-1])["detail"].endswith("refused: ?") and json.loads(lines[-1])["episode"] == "e?"
+    with ModelJudge(JudgeConfig(model="m"), tmp_path / "none.jsonl") as judge:
+        assert judge.caller.logged == 0
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_log_shares_a_call_under_way() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,13 @@ FINAL = (JudgeFault.REFUSED, JudgeFault.PLANTED)
 """What asking again is no way out of."""
 _GAP = re.compile(r"\s*(?:\[\s*)?(?:\.\.\.|…)(?:\s*\])?\s*")
 """Where a quotation leaves something out."""
-_QUOTES = " \"'`\u201c\u201d\u2018\u2019\u00ab\u00bb"
+_PLAIN = str.maketrans(
+    dict.fromkeys("\u2018\u2019\u201a\u201b\u2032", "'")
+    | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"')
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
+)
+"""Characters that judges write differently when they copy: quotation marks, dashes."""
+_QUOTES = " \"'`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,9 @@ def _choice(criterion: Criterion, said: JSON) -> str | None:
 
 
 def fold(text: str) -> str:
-    """Return a text with each run of whitespace as one space."""
+    """Return a text with runs of whitespace as one space, and quotation marks and dashes, which models swap, plain."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text).translate(_PLAIN)
     return " ".join(text.split())
 
 
