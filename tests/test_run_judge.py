@@ -17,7 +17,7 @@ from agent_rl.cli import main
 from agent_rl.config import check_config
 from agent_rl.core.judgement import JudgeFault, Judgement, Verdict
 from agent_rl.core.usage import Usage
-from agent_rl.errors import ConfigError, InfrastructureError
+from agent_rl.errors import ConfigError, InfrastructureError, StoreError
 from agent_rl.gym.registry import spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.log import CallLog
@@ -92,6 +92,15 @@ def test_limit_of_cost_changes_when_a_rollout_goes_on(judge, tmp_path: Path):
     assert main(["rollout", f"resume={out}", "judge.max_cost=9"]) == 0
     ran = resume_rollout(str(out), Progress(), changes={"judge.max_cost": None})
     assert ran.settings.judge.max_cost is None and ran.settings.judge.model == "m"
+
+
+def test_rollout_in_a_folder_that_is_judged_in_is_refused(judge, tmp_path: Path):
+    log = CallLog(tmp_path / "d" / CALLS)
+    settings = {"env": "judged/sums-v0", "n": 2, "out": str(tmp_path / "d" / "a.jsonl"), "judge": judge[1]}
+    with pytest.raises(StoreError, match=r"another run is judging in .*d, .*: wait for its end, or .* out=FOLDER"):
+        start_rollout(check_config(RolloutSettings, settings), Progress())
+    assert [file.name for file in (tmp_path / "d").iterdir()] == [CALLS]
+    log.close()
 
 
 def test_judge_that_nothing_asks_is_refused(tmp_path: Path):

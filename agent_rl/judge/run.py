@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, StoreError
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.judge.base import Judge
 from agent_rl.judge.build import build_judge
@@ -17,6 +17,7 @@ from agent_rl.judge.model import ModelJudge
 from agent_rl.judge.proposing import evolving
 from agent_rl.judge.reward import judge_rewards, require_judges, use_judge
 from agent_rl.judge.rubric import Rubric
+from agent_rl.store.lines import has_writer
 
 CALLS, RUBRICS = "judge_calls.jsonl", "rubrics.json"
 
@@ -54,6 +55,7 @@ def run_judge(
 
     Raises:
         ConfigError: as `check_judges` does, and if rubrics are to evolve where they can't.
+        StoreError: if another run is judging in the folder.
     """
     check_judges(config, env)
     given = judge_rewards(env)
@@ -64,7 +66,12 @@ def run_judge(
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    judge = judge_of_worker(config, folder / CALLS, workers)
+    judge = judge_of_worker(config, log := folder / CALLS, workers)
+    if judge is not None and has_writer(log):  # or each episode would fail at its end
+        raise StoreError(
+            f"another run is judging in {folder}, and has its log {log.name} open: wait for its end, or give "
+            "this one a folder of its own, such as out=FOLDER"
+        )
     save_rubrics([own.rubric for _, own in given if own.rubric is not None], folder / RUBRICS)
     try:
         with use_judge(judge):
