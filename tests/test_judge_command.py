@@ -133,7 +133,7 @@ def test_run_takes_rubrics_of_tasks(folder: Path, capsys: pytest.CaptureFixture[
         (["run", "gone.yaml"], "gone.yaml can't be read"),
         (["gone", "rubric.yaml"], "there is no episode file gone/episodes.jsonl"),
         (["run", "asked.yaml"], "needs a model: criterion 'Polite' has no rule"),
-        (["run", "rubric.yaml", "--where", "reward>9"], "none of its 5 episodes fits"),
+        (["run", "rubric.yaml", "--where", "reward>9"], "none of its 5 episodes fits reward>9 and outcome!=failed"),
         (["run", "rubric.yaml", "-o", "a.jsonl", "judge.sample=2"], "Did you mean 'judge.samples'?"),
         (["run", "rubric.yaml", "judge.model=m", "--max-cost", "5"], "max_cost needs prices"),
         (["run", "rubric.yaml", "judge.model=m"], "judge.model=m: rubric 'price' never asks it"),
@@ -325,7 +325,11 @@ def test_probe_finds_what_rewards_nothing(folder: Path, capsys: pytest.CaptureFi
     status, said = call(capsys, "probe", "naive.yaml", "--episodes", "run", "--limit", "2")
     assert status == 1 and "an empty answer scores 1.00" in said
     EpisodeWriter(folder / "empty").close()
-    assert "empty: it has no episodes yet" in call(capsys, "probe", "naive.yaml", "--episodes", "empty")[1]
+    with EpisodeWriter(folder / "failed") as writer:
+        writer.write(answered("f", "49", outcome=Outcome.FAILED))
+    for file in ("empty", "failed"):
+        status, said = call(capsys, "probe", "naive.yaml", "--episodes", file)
+        assert status == 1 and f"{file} has no episode, or failed ones alone; leave out --episodes" in said
 
 
 def test_judge_episodes_refuses_settings_that_have_no_meaning(folder: Path) -> None:

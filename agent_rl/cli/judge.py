@@ -186,9 +186,12 @@ def probe(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"task:{key}: each task has its own rubric; probe takes one: give its file")
     config = _config(arguments)
     require_use(rubric, config)
-    episodes = list(islice(read_episodes(arguments.episodes), arguments.limit)) if arguments.episodes else []
+    real = (e for e in read_episodes(arguments.episodes) if e.trainable) if arguments.episodes else ()
+    episodes = list(islice(real, arguments.limit))
     if arguments.episodes and not episodes:
-        raise ConfigError(f"{arguments.episodes}: it has no episodes yet; without --episodes no real answer is judged")
+        raise ConfigError(
+            f"{arguments.episodes} has no episode, or failed ones alone; leave out --episodes to judge no real answer"
+        )
     with closing(build_judge(config, arguments.calls and Path(arguments.calls))) as judge:
         found = asyncio.run(probed(rubric, judge, episodes))
     if arguments.json:

@@ -165,7 +165,7 @@ def plan_judging(
     selected = select(episodes, where=where, search=search, limit=2**62 if limit is None else limit)
     file = episode_file(episodes)
     if not selected.places:
-        raise ConfigError(f"{file}: {selected.none}")
+        raise ConfigError(f"{file}: {selected.none}{' ' + ' and '.join(where) if selected.total else ''}")
     if found is not None and isinstance(judge, JudgeConfig):
         require_use(found, judge)
     by = (judge.model or "rules") if isinstance(judge, JudgeConfig) else judge.name
