@@ -204,6 +204,24 @@ def test_full_context_begins_new_conversation(
     assert said == [["what is 3 + 4", "and " * 80], ["hello"]]
 
 
+def test_full_served_context_begins_new_conversation(
+    types: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(body: fake_openai.Body) -> fake_openai.Answer:
+        if sum(len(m["content"]) for m in body["messages"]) > 64:
+            return fake_openai.failed(400, "maximum context length is 16", code="context_length_exceeded")
+        return fake_openai.said("well")
+
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    types("how are you?", "and " * 80, "too " * 80, "hello")
+    with fake_openai.FakeOpenAI(answer, key="k") as server:
+        asked = [f"policy.base_url={server.url}", "policy.model=m", f"out={tmp_path / 'out'}"]
+        assert main(["chat", "openai", *asked]) == 0
+    assert capsys.readouterr().out.count("the context is full, so a new conversation begins") == 2
+    said = [[m.content for m in e.messages if m.role != "system"] for e in read_episodes(tmp_path / "out")]
+    assert said == [["how are you?", "well", "and " * 80], ["hello", "well"]]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_served_reply_keeps_conversation(
     number: signal.Signals, types: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

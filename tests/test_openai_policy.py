@@ -103,7 +103,8 @@ def test_openai_policy_ends_at_length_and_full_context() -> None:
     cut, _ = played([said("6 or so", "length")])
     assert (cut.stop_reason, cut.outcome, cut.final_text) == (StopReason.LENGTH, Outcome.TRUNCATED, "6 or so")
     full, _ = played([ROLL, failed(400, "This model's maximum context length is 8 tokens")])
-    assert (full.stop_reason, full.outcome, full.reward) == (StopReason.LENGTH, Outcome.TRUNCATED, 0.0)
+    assert (full.stop_reason, full.outcome, full.reward) == (StopReason.TOKENS, Outcome.TRUNCATED, 0.0)
+    assert full.turns == 1 and full.messages[-1].role == "tool", "no reply that nobody sampled"
     assert [u.finish_reason for u in full.usage] == ["tool_calls", "context_length"]
     assert usage_totals(full.usage).latency.p50 == full.usage[0].seconds  # of the one that was answered
     spent, server = played([ROLL, said("6")], Budget(tokens=150))

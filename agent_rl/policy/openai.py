@@ -16,7 +16,7 @@ from agent_rl.core.usage import Usage
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import PolicyError
 from agent_rl.gym.tool import ToolSpec
-from agent_rl.policy.base import Prefix, Reply
+from agent_rl.policy.base import FullContextError, Prefix, Reply
 from agent_rl.policy.by_name import register_policy
 from agent_rl.policy.openai_client import Tally, connect
 from agent_rl.policy.openai_failures import ContextOverflowError
@@ -154,9 +154,8 @@ class OpenAIConversation:
     async def reply(self, max_tokens: int | None = None) -> Reply:
         """Ask for the next message.
 
-        A conversation that has outgrown the model's context is a reply that was cut at its first token.
-
         Raises:
+            FullContextError: if the conversation has outgrown the model's context.
             PolicyError: if the server refuses, filters its answer, or no attempt succeeds.
         """
         tally = Tally(self._policy.model, self._seed)
@@ -170,7 +169,7 @@ class OpenAIConversation:
         except ContextOverflowError:
             if not self._turn:  # the opening alone: no score of 0
                 raise
-            return Reply(Message("assistant"), FinishReason.LENGTH)
+            raise FullContextError from None
         return self._read(answer, tally.finish_reason)
 
     def _read(self, answer: ChatAnswer, finish_reason: str) -> Reply:

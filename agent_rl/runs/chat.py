@@ -17,8 +17,9 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import TaskSource
-from agent_rl.policy.base import AnyPolicy, Conversation
+from agent_rl.policy.base import AnyPolicy, Conversation, FullContextError, Reply
 from agent_rl.policy.human import QuitError
+from agent_rl.policy.openai_failures import ContextOverflowError
 from agent_rl.rollout.episode import EpisodeRun
 from agent_rl.rollout.job import Job
 
@@ -141,6 +142,13 @@ class ChatRun(EpisodeRun):
                 if limit is not None and length >= limit:
                     return StopReason.TOKENS
                 observation = await self.answer(env, conversation, None if limit is None else limit - length)
+
+    async def reply(self, conversation: Conversation, most: int | None) -> Reply:
+        """Ask the policy; a first message that its server finds too long fills the context as a later one does."""
+        try:
+            return await super().reply(conversation, most)
+        except ContextOverflowError:
+            raise FullContextError from None
 
     async def answer(self, env: Env, conversation: Conversation, room: int | None) -> tuple[Message, ...]:
         """Have the policy reply and its tools run; return what these said, nothing if it is the person's turn."""
