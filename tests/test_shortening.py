@@ -189,6 +189,21 @@ def test_turn_with_a_summary_continues_after_it() -> None:
     assert trained(again) == ids("5")[0]
 
 
+def test_fork_of_a_fork_keeps_a_summarised_context() -> None:
+    def forked(parent: Episode, turn: int, *replies: str | Message) -> Episode:
+        policy = TokenPolicy(ScriptedEngine(sampled(ids(*replies))), RENDERER, SamplingParams(max_tokens=64))
+        child = asyncio.run(run_episode(*fork_jobs(dice_spec(), parent, turn), policy))
+        (trajectory,) = child.trajectories
+        seen = next(t.before(turn) for t in reversed(parent.trajectories) if t.before(turn) is not None)
+        assert trajectory.token_ids[: trajectory.spans[0].stop].tolist() == seen.tolist()
+        return child
+
+    parent, _ = played(SUM, CALL, CALL, "rolled", CALL, "6")
+    child = forked(parent, 2, CALL, CALL, "6")
+    grandchild = forked(child, 3, CALL, "5")
+    assert "rolled" in text(forked(grandchild, 3, "4"), 0)
+
+
 class Talk(Env):
     """Answers whatever is said with a tool's result, four times."""
 

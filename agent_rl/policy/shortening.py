@@ -51,6 +51,10 @@ class Shortening(Section):
             results = [i for i, message in enumerate(messages) if message.role == "tool"]
             dropped = {i for i in results[: max(0, len(results) - self.keep)] if i < replies[-1]}
             return [replace(m, content=DROPPED) if i in dropped else m for i, m in enumerate(messages)]
-        *opening, last = messages[: replies[examples]]
-        kept = last.content.partition(SUMMARY)[0]
-        return [*opening, replace(last, content=kept + SUMMARY + summary)]
+        return summarised(messages[: replies[examples]], summary)
+
+
+def summarised(opening: Sequence[Message], summary: str) -> list[Message]:
+    """Return an opening with a summary of what followed, in the place of an earlier one."""
+    *first, last = opening
+    return [*first, replace(last, content=last.content.partition(SUMMARY)[0] + SUMMARY + summary)]

@@ -12,6 +12,7 @@ from typing import cast
 
 from agent_rl.core.episode import Episode, Origin, StepRecord, StopReason
 from agent_rl.core.messages import Message, Step
+from agent_rl.core.sequences import shared_start
 from agent_rl.errors import AgentRLError, ConfigError, ReplayError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.cassette import cassette
@@ -23,6 +24,7 @@ from agent_rl.policy import AnyPolicy, TokenPolicy
 from agent_rl.policy.base import Conversation, EnvPolicy, Prefix, require_resumable
 from agent_rl.policy.baselines import nothing_policy
 from agent_rl.policy.delegation import DELEGATE
+from agent_rl.policy.shortening import summarised
 from agent_rl.rendering.base import Renderer
 from agent_rl.replay.cassette import RecordedAnswers
 from agent_rl.replay.companions import is_of_match
@@ -127,13 +129,19 @@ class ReplayedBranch(Branch):
 
 
 def wrote_tokens(renderer: Renderer, episode: Episode, tools: Sequence[ToolSpec]) -> bool:
-    """Return whether a renderer makes an episode's first token ids of its first messages."""
+    """Return whether a renderer makes an episode's first token ids of its first messages.
+
+    A fork's may go on from a summary, which no message holds: what comes before one is rendered, whatever it says.
+    """
     first = next((t for t in episode.trajectories if len(t)), None)
     opening = messages_before(episode, 0)
     if first is None or not opening:
         return False
-    prompt = renderer.prompt(opening, tools)
-    return list(first.token_ids[: len(prompt)]) == prompt
+    starts = [renderer.prompt(opening, tools)]
+    if episode.parent is not None:
+        one, other = (renderer.prompt(summarised(opening, summary), tools) for summary in ("a", "\n"))
+        starts.append(one[: shared_start(one, other)])
+    return any(first.token_ids[: len(start)].tolist() == start for start in starts)
 
 
 def fork_jobs(
