@@ -25,12 +25,14 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 
+from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, Message, Step, ToolCall, ToolErrorKind
 from agent_rl.core.messages import Task as TaskRow
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError, UserError
 from agent_rl.gym.budget import Budget
+from agent_rl.gym.cassette import cassette
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
@@ -219,17 +221,27 @@ class CustomerService(Env):
         return answer
 
     def model_user(self, seed: int) -> Callable[[str], Awaitable[str]]:
-        """Return a user that a policy plays, by tau2's guidelines, with the user's tools."""
+        """Return a user that a policy plays, by tau2's guidelines, with the user's tools; in a replay, the record."""
         tools = self.domain.user_tools
         guidelines = DATA_DIR / "tau2" / "user_simulator" / f"simulation_guidelines{'_tools' if tools else ''}.md"
         scenario = f"{guidelines.read_text('utf-8')}\n\n<scenario>\n{self.task.user_scenario}\n</scenario>"
         player = model_user(self.user_name, self.user_args, scenario, f"tau2/{self.domain_name}-v0", seed)
-        conversation = player.policy.start(tools, seed)
-        self.conversation = conversation
-        conversation.observe([Message("system", scenario)])
+        unheard = [Message("system", scenario)]
 
         async def answer(text: str) -> str:
-            conversation.observe([Message("user", text)])
+            unheard.append(Message("user", text))
+            if (recorded := cassette.get()) is not None:  # it is played again: no model is asked
+                if tools:
+                    raise UserError(
+                        "the calls that a model made in the user's place are not stored, and without them the episode "
+                        "can't be played again; those of env_args.user=scripted can"
+                    )
+                said = await maybe_await(recorded.user(player).reply(())) or SIGNALS[0]
+                unheard.append(Message("assistant", said))
+                return said
+            conversation = self.conversation = self.conversation or player.policy.start(tools, seed)
+            conversation.observe(unheard)
+            unheard.clear()
             async with player.answering():
                 reply = await conversation.reply()
                 while reply.message.tool_calls and self.errors < DEFAULT_MAX_ERRORS:

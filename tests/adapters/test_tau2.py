@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from tau2.evaluator.evaluator_env import EnvironmentEvaluator
 import agent_rl as ar
 from agent_rl.envs.adapters import tau2
 from agent_rl.gym.env import Env, Script
+from agent_rl.policy.baselines import constant_policy
 from agent_rl.policy.scripted import Scripted
+from agent_rl.replay.result import Status
+from agent_rl.store.episodes import EpisodeWriter
 from tests.fake_openai import HANG, Answer, FakeOpenAI, called, failed, said
 
 DOMAINS = ("airline", "retail", "telecom")
@@ -155,6 +159,37 @@ def test_user_that_is_late_or_fails_leaves_no_score(answer: Answer, error: str, 
         talk = Scripted(lambda env, seed: (text for text in ("What?", "Well?")))
         (episode,) = ar.run("tau2/telecom-v0", talk, n=1, split="eval", env_args=user, budget=budget)
     assert (episode.reward, episode.error and episode.error.type, episode.ending) == (None, error, ending)
+
+
+def test_model_user_is_not_asked_in_a_replay(tmp_path: Path) -> None:
+    words = ["It broke.", "Yes.", "No.", "Thanks. ###STOP###", "Sure.", "Bye. ###STOP###"]
+    talk = Scripted(lambda env, seed: (text for text in ("What?", "So?", "Done.")))
+    with FakeOpenAI(map(said, words)) as server:
+        user = {"user": "openai", "user_args": {"model": "m", "base_url": server.url}}
+        (episode,) = ar.run("tau2/retail-v0", talk, n=1, split="eval", env_args=user)
+        with EpisodeWriter(tmp_path / "e.jsonl") as writer:
+            writer.write(episode)
+        for mode in ("live", "cassette"):
+            assert ar.verify(tmp_path / "e.jsonl", mode=mode).counts == {Status.SAME: 1}
+        assert len(server.asked) == 4
+        (child,) = ar.fork(tmp_path / "e.jsonl", episode.id, 1, constant_policy("Really?"), out=str(tmp_path / "f"))
+        asked = [message["content"] for message in server.asked[4]["messages"][1:]]
+    assert asked == ["Hi! How can I help you today?", "It broke.", "What?", "Yes.", "Really?"]
+    assert [m.content for m in child.messages[1:]] == ["It broke.", "What?", "Yes.", "Really?", "Sure.", "Really?"]
+
+
+def test_model_user_with_tools_is_not_played_again(tmp_path: Path) -> None:
+    with FakeOpenAI([said("It broke."), said("###STOP###")]) as server:
+        user = {"user": "openai", "user_args": {"model": "m", "base_url": server.url}}
+        talk = Scripted(lambda env, seed: (text for text in ("Done.",)))
+        (episode,) = ar.run("tau2/telecom-v0", talk, n=1, env_args=user)
+        with EpisodeWriter(tmp_path / "e.jsonl") as writer:
+            writer.write(episode)
+        found = ar.verify(tmp_path / "e.jsonl")
+        assert found.counts == {Status.UNVERIFIED: 1} and "are not stored" in next(iter(found.reasons))
+        with pytest.raises(ar.UserError, match="calls that a model made in the user's place are not stored"):
+            ar.fork(tmp_path / "e.jsonl", episode.id, 0)
+        assert len(server.asked) == 2
 
 
 def test_user_without_a_request_fails_the_episode() -> None:
