@@ -15,7 +15,8 @@ import pytest
 
 from agent_rl.cli import main
 from agent_rl.core.messages import Message
-from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
+from agent_rl.core.usage import Usage
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.token_records import TokenRecord
 from agent_rl.view.page.build import FOLDER, block, digest, page_parts, save_page, script, style
@@ -83,6 +84,26 @@ def test_episode_json_cuts_the_conversation() -> None:
     whole: Any = episode_json(example_episode())
     assert [(t["index"], t["first"], t["reward"]) for t in whole["cut"]] == [(None, 0, None), (0, 2, 0.1), (1, 4, 1.0)]
     assert [m["role"] for t in whole["cut"] for m in t["messages"]] == [m.role for m in example_episode().messages]
+
+
+def test_turns_count_what_all_contexts_sampled() -> None:
+    def trajectory(fork: Fork | None, *turns: int) -> Trajectory:
+        made = Trajectory(fork)
+        made.append([1, 2], Source.PROMPT, turns[0])
+        for turn in turns:
+            made.append_completion(Completion((3,) * 4, (-0.1,) * 4, FinishReason.STOP, (0,) * 4), turn)
+        return made
+
+    contexts = trajectory(None, 0, 1), trajectory(Fork(0, 0, delegated=True), 0)
+    whole: Any = episode_json(example_episode(trajectories=contexts))
+    assert [turn["sampled"] for turn in whole["cut"]] == [None, (0, 2, 8), (0, 6, 4)]
+    assert sum(turn["sampled"][2] for turn in whole["cut"][1:]) == whole["sampled"]
+    assert [each["fork"] for each in whole["trajectories"]] == [None, [0, 0, True]]
+
+
+def test_fork_shows_its_seconds_at_its_own_turns() -> None:
+    forked: Any = episode_json(example_episode(parent=("e", 1), usage=(Usage("m", seconds=2.5),)))
+    assert [turn["seconds"] for turn in forked["cut"]] == [None, None, 2.5]
 
 
 def test_tokens_come_back_as_they_were() -> None:

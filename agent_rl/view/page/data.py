@@ -16,6 +16,7 @@ from typing import cast
 from agent_rl.core.episode import Episode
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import JSON, Message
+from agent_rl.core.trajectory import Source
 from agent_rl.core.turns import Turn, opening_question, turns
 from agent_rl.gym.tasks import task_key
 from agent_rl.store.token_records import TokenRecord
@@ -103,9 +104,9 @@ def episode_json(
         records: what updates made of its tokens.
         decode: from ids to text; without it, the page shows ids.
     """
-    at, cut = 0, []
+    at, cut, sampled = 0, [], _sampled_by_turn(episode)
     for turn in turns(episode):
-        cut.append(_turn_json(episode, turn, at))
+        cut.append(_turn_json(episode, turn, at) | {"sampled": sampled.get(turn.index)})
         at += len(turn.messages)
     return {
         **{name: read(episode) for name, read in COLUMNS.items() if name != "question"},
@@ -124,12 +125,24 @@ def episode_json(
     }
 
 
-def _turn_json(episode: Episode, turn: Turn, at: int) -> JSON:
+def _sampled_by_turn(episode: Episode) -> dict[int | None, JSON]:
+    """Return of each turn where its first sampled token is, as (trajectory, place), and how many all contexts have."""
+    found: dict[int | None, tuple[int, int, int]] = {}
+    for number, trajectory in enumerate(episode.trajectories):
+        for span in trajectory.spans:
+            if span.source is Source.POLICY:
+                of, first, count = found.get(span.turn, (number, span.start, 0))
+                found[span.turn] = of, first, count + span.stop - span.start
+    return {**found}
+
+
+def _turn_json(episode: Episode, turn: Turn, at: int) -> dict[str, JSON]:
     """Return a turn; `at` is the number of its first message in the episode."""
     step = None if turn.index is None or turn.index >= len(episode.steps) else episode.steps[turn.index]
     used = None
-    if turn.index is not None and turn.index < len(episode.usage):
-        used = episode.usage[turn.index]
+    if turn.index is not None:
+        inherited = 0 if episode.parent is None else episode.parent[1]  # turns that a fork's own usage does not hold
+        used = dict(enumerate(episode.usage, inherited)).get(turn.index)
     return {
         "index": turn.index,
         "first": at,

@@ -36,7 +36,7 @@ def trajectory_json(trajectory: Trajectory, records: Sequence[TokenRecord] = (),
     return {
         "count": len(trajectory),
         "sampled": trajectory.sampled,
-        "fork": None if fork is None else [fork.parent, fork.position],
+        "fork": None if fork is None else [fork.parent, fork.position, fork.delegated],
         "spans": [[s.start, s.stop, s.source, s.turn, s.policy_version] for s in trajectory.spans],
         "ids": distinct.tolist(),
         "texts": texts,

@@ -126,8 +126,8 @@ function drawConversation(root, episode, heads) {
 function turnBox(turn, episode, marks, isInherited) {
   const facts = [];
   if (turn.reward) facts.push(el("b", { class: turn.reward > 0 ? "good" : "bad" }, `reward ${number(turn.reward)}`));
-  const tokens = turnTokens(episode, turn.index);
-  if (tokens) facts.push(`${plural(tokens.sampled, "sampled token")}`);
+  const [trajectory, first, sampled] = turn.sampled || [];
+  if (turn.sampled) facts.push(`${plural(sampled, "sampled token")}`);
   if (turn.seconds) facts.push(`${number(turn.seconds)} s`);
   if (turn.ended) facts.push(turn.ended);
   if (isInherited) facts.push("played by its parent");
@@ -136,18 +136,8 @@ function turnBox(turn, episode, marks, isInherited) {
     el("div", { class: "turn-line" },
       turn.index === null ? name : el("a", { href: link("episode", episode.id, "turn", turn.index), title: "a link to this turn" }, name),
       facts.map((fact) => el("span", null, fact)),
-      tokens && el("a", { class: "to-tokens", href: link("episode", episode.id, "token", tokens.first), title: "its first sampled token" }, "tokens")),
+      turn.sampled && el("a", { class: "to-tokens", href: tokenLink(episode.id, trajectory, first), title: "its first sampled token" }, "tokens")),
     turn.messages.map((message, at) => bubble(message, { marks: marks.get(turn.first + at), id: `message-${turn.first + at}` })));
-}
-
-/** The sampled tokens of a turn, in the last trajectory that has some. */
-function turnTokens(episode, turn) {
-  if (turn === null) return null;
-  for (const trajectory of [...episode.trajectories].reverse()) {
-    const own = trajectory.spans.filter((span) => span[2] === "policy" && span[3] === turn);
-    if (own.length) return { first: own[0][0], sampled: own.reduce((sum, span) => sum + span[1] - span[0], 0) };
-  }
-  return null;
 }
 
 function errorBox(error) {
@@ -186,7 +176,7 @@ function turnCard(episode) {
     const errors = turn.messages.filter((message) => message.tool_error).length;
     return el("tr", null, el("td", null, el("a", { href: link("episode", episode.id, "turn", turn.index) }, turn.index)),
       el("td", { class: "what" }, calls.join(", ") || el("span", { class: "dim" }, "answer"), errors > 0 && el("span", { class: "bad", title: plural(errors, "tool error") }, " ✗")),
-      episode.tokens > 0 && el("td", { class: "num dim" }, number(turnTokens(episode, turn.index)?.sampled)),
+      episode.tokens > 0 && el("td", { class: "num dim" }, number(turn.sampled?.[2])),
       hasReward && el("td", { class: "num" }, number(turn.reward)), hasTime && el("td", { class: "num dim" }, number(turn.seconds)));
   });
   const head = [["turn"], ["calls"], episode.tokens > 0 && ["sampled", "num"], hasReward && ["reward", "num"], hasTime && ["seconds", "num"]];

@@ -64,6 +64,9 @@ function closeTokens() {
 const keepTip = () => { if (tokens?.shown) placeTip(tokens.shown); };
 addEventListener("scroll", keepTip, { passive: true });
 
+/** A link to a token of one of an episode's trajectories. */
+const tokenLink = (id, trajectory, n) => `${link("episode", id, "token", n)}?trajectory=${trajectory}`;
+
 /** What a hash asks for: a trajectory, a mode, a step; the last trajectory is what the episode ended with. */
 function wanted(route) {
   const [last, number] = [tokens.episode.trajectories.length - 1, Number(route.query.get("trajectory") ?? NaN)];

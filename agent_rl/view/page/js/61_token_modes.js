@@ -84,7 +84,7 @@ function drawBar() {
   const buttons = modes.map((each) => el("button", { "aria-pressed": String(each === mode), "aria-disabled": each.missing ? "true" : null, title: each.missing,
     on: { click: () => pick(each.name) } }, each.title));
   const forks = episode.trajectories.map((each, at) => el("option", { value: at, selected: at === own },
-    `trajectory ${at}: ${plural(each.count, "token")}${each.fork ? `, forked from ${each.fork[0]} at ${number(each.fork[1])}` : ""}`));
+    `trajectory ${at}: ${plural(each.count, "token")}${each.fork ? `, ${beganSubAgent(each) ? `a sub-agent of ${each.fork[0]}` : `forked from ${each.fork[0]} at ${number(each.fork[1])}`}` : ""}`));
   const steps = trajectory.records.map((each) => el("option", { value: each.step, selected: each === record }, `update of step ${each.step}`));
   fill(tokens.bar,
     el("div", { class: "segmented", role: "group", "aria-label": "colour by" }, buttons),
@@ -94,8 +94,12 @@ function drawBar() {
     el("div", { class: "note small dim" }, mode.note || `${plural(trajectory.count, "token")}, ${number(trajectory.sampled)} sampled`, forkNote(trajectory)));
 }
 
+/** A sub-agent's first trajectory shares nothing with its caller's. */
+const beganSubAgent = ({ fork: [, position, isDelegated] }) => isDelegated && !position;
+
 function forkNote(trajectory) {
-  return trajectory.fork && ` · its first ${number(trajectory.fork[1])} tokens are those of trajectory ${trajectory.fork[0]}`;
+  if (!trajectory.fork) return null;
+  return beganSubAgent(trajectory) ? ` · a sub-agent of trajectory ${trajectory.fork[0]}` : ` · its first ${number(trajectory.fork[1])} tokens are those of trajectory ${trajectory.fork[0]}`;
 }
 
 /** What the tooltip says of a token: `n` is its place, `at` its number among the sampled ones, null for a given one. */

@@ -67,7 +67,7 @@ function departureText(episode, departure) {
   const where = departure.turn === null ? "the opening" : `turn ${departure.turn}`;
   const text = departure.field === null ? el("span", { class: "dim" }, "same messages")
     : el("a", { href: link("episode", episode.id, "message", departure.message) }, `${where}, ${departure.field}`);
-  return [text, departure.token !== null && [" · ", el("a", { href: link("episode", episode.id, "token", departure.token) }, `token ${number(departure.token)}`)], " "];
+  return [text, departure.token !== null && [" · ", el("a", { href: tokenLink(episode.id, 0, departure.token) }, `token ${number(departure.token)}`)], " "];
 }
 
 function turnRows(columns) {
