@@ -167,6 +167,17 @@ def test_token_tells_what_is_stored(page: Page, url: str) -> None:
     assert tip(page) == {"token": "1, id 2", "source": "prompt", "turn": "0"}
 
 
+def test_links_to_tokens_open_their_trajectory(page: Page, url: str) -> None:
+    page.goto(f"{url}#/episode/b")
+    page.locator("#turn-0 .to-tokens").click()
+    page.locator('.pinned[data-n="3"]').wait_for()
+    assert page.locator("select[aria-label=trajectory]").input_value() == "0"
+    page.go_back()
+    page.locator("#turn-1 .to-tokens").click()
+    page.locator('.pinned[data-n="3"]').wait_for()
+    assert page.locator("select[aria-label=trajectory]").input_value() == "1"
+
+
 def test_modes_without_data_say_why(page: Page, url: str) -> None:
     page.goto(f"{url}#/episode/b/tokens")
     page.locator(".segmented [aria-disabled]", has_text="ratio").click(force=True)
