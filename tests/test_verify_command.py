@@ -84,3 +84,10 @@ def test_processes_agree_and_end_at_once_when_interrupted(tmp_path: Path) -> Non
     pids = {path.name for path in (tmp_path / "here").iterdir() if not path.name.startswith("closed")}
     assert hung.returncode == 130 and b"Traceback" not in said, said
     assert {path.name for path in (tmp_path / "here").glob("closed-*")} == {f"closed-{pid}" for pid in pids}
+
+
+def test_command_says_that_there_is_nothing_to_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "episodes.jsonl"
+    file.touch()
+    assert main(["replay", "verify", str(file)]) == 2
+    assert "there is no episode to verify" in capsys.readouterr().out

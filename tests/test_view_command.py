@@ -225,6 +225,11 @@ def test_view_pages_on_a_terminal(file: Path) -> None:
     assert "paged:" in seen and "eval-00004-sampled-0000" in seen
 
 
+def test_page_says_that_offset_leaves_none(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(file), "--html", str(file.parent / "page.html"), "--offset", "9"]) == 1
+    assert "5 of its 5 episodes fit, and limit and offset leave none" in capsys.readouterr().err
+
+
 def test_view_refuses_a_folder_for_its_page(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", str(file), "--html", "."]) == 1
     assert "name a file for the page, such as page.html" in capsys.readouterr().err

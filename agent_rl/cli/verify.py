@@ -79,6 +79,8 @@ def _lines(found: Verification, file: str) -> Iterator[str]:
         yield f"... and {len(different) - SHOWN:,} more that differ: --json has all"
     for why, n in found.reasons.most_common(SHOWN):
         yield f"unverified ({n:,}): {why}"
+    if not found.counts:
+        yield "there is no episode to verify: see --where and --limit"
     yield f"episodes, {found.mode}: {_sums(found.counts)}"
     yield f"turns: {_sums(found.turns)}"
     if found.tokens:

@@ -36,7 +36,9 @@ class Selection:
 
     @property
     def none(self) -> str:
-        """What to say where none fits."""
+        """What to say where none is chosen."""
+        if self.fitting:
+            return f"{self.fitting:,} of its {self.total:,} episodes fit, and limit and offset leave none of them"
         return f"none of its {self.total:,} episodes fits" if self.total else "it has no episodes yet"
 
     def episodes(self) -> Iterator[Episode]:
