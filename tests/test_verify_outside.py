@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pytest
 
 import agent_rl as ar
 from agent_rl.core.episode import Episode, StopReason
@@ -18,7 +19,8 @@ from agent_rl.gym.budget import Budget
 from agent_rl.judge.apply import with_judged_reward
 from agent_rl.replay.result import Status
 from agent_rl.replay.run import MODES
-from tests.doubles import token_policy
+from tests.doubles import play, token_policy
+from tests.fake_openai import FakeOpenAI, said
 from tests.recorded import CALL, Ends, one, registered, verified
 
 
@@ -120,6 +122,17 @@ def test_users_words_come_from_the_record(tmp_path: Path) -> None:
     modelled = replace(episode, env="modelled-v0")
     for mode in MODES:
         assert verified(tmp_path / mode, [modelled], mode).counts == {Status.SAME: 1}
+
+
+def test_served_user_may_be_gone_in_a_verification(tmp_path: Path) -> None:
+    with FakeOpenAI([said("Help!"), said("Yes."), said("Bye. ###STOP###")]) as server:
+        user = {"user": "openai", "user_args": {"model": "m", "base_url": server.url}}
+        (episode,) = ar.run("support-v0", play("What?", "Done."), n=1, env_args=user)
+    assert episode.stop_reason is StopReason.DONE and len(server.asked) == 3
+    for mode in MODES:
+        assert verified(tmp_path / mode, [episode], mode).counts == {Status.SAME: 1}
+    with pytest.raises(ar.ConfigError, match="can't be reached"):
+        ar.fork(tmp_path / "live", episode.id, 1, "constant", out=str(tmp_path / "fork"))
 
 
 def test_nondeterministic_environment_is_never_wrong(tmp_path: Path) -> None:

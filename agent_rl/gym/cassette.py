@@ -12,6 +12,11 @@ from agent_rl.gym.user import User
 class Cassette(Protocol):
     """Answers from a record; `agent_rl.replay.cassette` has the one of stored episodes."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the episode goes on behind the record, as a fork does, so that users will be asked."""
+        ...
+
     def answer(self, call: ToolCall) -> Message | None:
         """Return the recorded answer to a call of a free function; None to make the call."""
         ...

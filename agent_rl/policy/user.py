@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from agent_rl.core.messages import JSON, Message
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError, UserError
+from agent_rl.gym.cassette import cassette
 from agent_rl.gym.registry import spec
-from agent_rl.policy.base import AnyPolicy, EnvPolicy, Policy
+from agent_rl.gym.tool import ToolSpec
+from agent_rl.policy.base import Conversation, EnvPolicy, Policy
 from agent_rl.policy.by_name import PolicyConfig, open_policy, sampling_params
 
 
@@ -82,6 +85,8 @@ class ModelUser:
 def model_user(name: str, settings: Mapping[str, JSON], instructions: str, env: str, seed: int = 0) -> ModelUser:
     """Return a user that plays by a policy's name and settings, as in `policy=NAME policy.key=value`.
 
+    While an episode is verified, the policy is opened when it is first asked, if ever.
+
     Args:
         name: of a policy, or a checkpoint's folder.
         settings: of the policy; an event loop makes a policy once for the same ones.
@@ -92,23 +97,41 @@ def model_user(name: str, settings: Mapping[str, JSON], instructions: str, env: 
     Raises:
         ConfigError: if there is no such policy, or it is a script of the environment.
     """
-    policy = _policy_of(asyncio.get_running_loop(), name, json.dumps(dict(settings), sort_keys=True), env)
-    if isinstance(policy, EnvPolicy):
-        raise ConfigError(f"user={name} plays the environment's own script: give a model, as policy= of a rollout")
-    return ModelUser(policy, instructions, seed=seed)
+    loop, given = asyncio.get_running_loop(), json.dumps(dict(settings), sort_keys=True)
+    find = functools.partial(_policy_of, loop, name, given, env)
+    is_asked = (recorded := cassette.get()) is None or recorded.goes_on
+    return ModelUser(find() if is_asked else _Later(find), instructions, seed=seed)
 
 
-_opened: dict[tuple[int, asyncio.AbstractEventLoop], tuple[ExitStack, dict[tuple[str, str, str], AnyPolicy]]] = {}
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """A policy that a replay may never ask, so that its server may be gone; implements `Policy`."""
+
+    find: Callable[[], Policy]
+
+    def start(self, tools: Sequence[ToolSpec], seed: int) -> Conversation:
+        """Begin, with the policy opened by now."""
+        return self.find().start(tools, seed)
+
+
+_opened: dict[tuple[int, asyncio.AbstractEventLoop], tuple[ExitStack, dict[tuple[str, str, str], Policy]]] = {}
 """The policies that are open, by the process and the event loop that they are of, as clients' connections are."""
 
 
-def _policy_of(loop: asyncio.AbstractEventLoop, name: str, settings: str, env: str) -> AnyPolicy:
-    """Return an event loop's policy, open until another asks after its end; each step of a run has a loop."""
+def _policy_of(loop: asyncio.AbstractEventLoop, name: str, settings: str, env: str) -> Policy:
+    """Return an event loop's policy, open until another asks after its end; each step of a run has a loop.
+
+    Raises:
+        ConfigError: as `model_user` does.
+    """
     _close_policies(lambda each: each.is_closed())
     closing, policies = _opened.setdefault((os.getpid(), loop), (ExitStack(), {}))
     if (key := (name, settings, env)) not in policies:
         config = PolicyConfig.model_validate({"name": name, **json.loads(settings)})
-        policies[key] = closing.enter_context(open_policy(config, sampling_params(config), spec(env)))
+        policy = closing.enter_context(open_policy(config, sampling_params(config), spec(env)))
+        if isinstance(policy, EnvPolicy):
+            raise ConfigError(f"user={name} plays the environment's own script: give a model, as policy= of a rollout")
+        policies[key] = policy
     return policies[key]
 
 

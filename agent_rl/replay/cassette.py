@@ -29,14 +29,15 @@ class NotRecordedError(StoreError):
 class RecordedAnswers:
     """Answers from one episode, turn by turn; implements `Cassette`."""
 
-    def __init__(self, record: Record, *, outside: bool) -> None:
+    def __init__(self, record: Record, *, outside: bool, goes_on: bool = False) -> None:
         """Begin before the first turn.
 
         Args:
             record: the episode.
             outside: whether all that reaches outside answers from it, or only users that a model plays.
+            goes_on: whether the episode goes on behind it.
         """
-        self._record, self._outside = record, outside
+        self._record, self._outside, self.goes_on = record, outside, goes_on
         self._turn = -1
         self._left: list[tuple[ToolCall, Message]] = []
 

@@ -67,7 +67,7 @@ class ReplayedBranch(Branch):
         Raises:
             ReplayError: with the first difference.
         """
-        answers = RecordedAnswers(Record(self.episode), outside=False)
+        answers = RecordedAnswers(Record(self.episode), outside=False, goes_on=True)
         before = cassette.set(answers)
         try:
             await self._step(env, await reset(env), call, answers)
