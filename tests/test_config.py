@@ -1,34 +1,76 @@
 """agent_rl.config: presets, settings, and errors."""
 
+import re
 import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import yaml
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from agent_rl.backends.embedded.config import EmbeddedEvalConfig, EmbeddedRolloutConfig, TrainConfig
+from agent_rl.backends.embedded.config import (
+    EmbeddedEvalConfig,
+    EmbeddedRolloutConfig,
+    InterruptionConfig,
+    TrainConfig,
+)
 from agent_rl.backends.verl.config.settings import VerlConfig
+from agent_rl.cli.chat import ChatSettings
+from agent_rl.cli.check import JudgedCheckSettings
 from agent_rl.config import (
     ELSEWHERE,
     Section,
     _composed,
+    _entries,
     choices,
+    list_settings,
     load_config,
     parse_setting,
     setting_names,
+    write_config,
     write_setting,
 )
 from agent_rl.errors import ConfigError
+from agent_rl.judge.config import JudgeConfig
 from agent_rl.policy import PolicyConfig
 from agent_rl.runs.config import RunConfig
+from agent_rl.runs.fork import ForkSettings
+from agent_rl.runs.play import PlaySettings
 from agent_rl.runs.rollout import RolloutSettings
 
 
 def load(*overrides: str) -> TrainConfig:
     return load_config("backend/embedded", TrainConfig, overrides)
+
+
+def undocumented(config: BaseModel | type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, about, section, _ in _entries(config):
+        if not about:
+            yield prefix + name
+        if section is not None:
+            yield from undocumented(section, f"{prefix}{name}.")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(TrainConfig, VerlConfig, RolloutSettings, PlaySettings, ForkSettings, ChatSettings, JudgedCheckSettings),
+        JudgeConfig,
+    ],
+)
+def test_settings_say_what_they_are(config: type[BaseModel]) -> None:
+    assert [*undocumented(config)] == []
+
+
+def test_write_config_has_the_keys_of_null_sections() -> None:
+    commented = re.search(r"^  # interrupt:\n((?:  #   .*\n)+)", write_config(load()), re.MULTILINE)
+    assert commented is not None
+    found = yaml.safe_load(re.sub("^  #", "", commented[1], flags=re.MULTILINE).replace("...", "null"))
+    assert {*found} == {*InterruptionConfig.model_fields} and found["spread"] == 0
+    assert "keys: after_tokens, text, per, spread, unless" in " ".join(list_settings(load()).split())
 
 
 def test_load_config_composes_presets() -> None:

@@ -42,7 +42,9 @@ class KLConfig(Section):
     """A penalty for leaving a reference policy: the weights that the run started from."""
 
     where: Literal["none", "loss", "reward"] = "none"
+    """`loss` adds it to the loss of each token, `reward` takes it from the rewards."""
     coefficient: float = Field(1e-3, ge=0)
+    """What the estimate in nats is multiplied with."""
     kind: KLKind | Literal["unbiased"] = "k3"
     """The estimator, see `objectives.kl`; `unbiased` weighs k3 by theta/mu (DeepSeek-V3.2)."""
 
@@ -104,7 +106,9 @@ class EndingsConfig(Section):
     """
 
     truncated: Literal["train", "mask", "exclude"] = "train"
+    """Those that ran out of a budget."""
     parse_error: Literal["train", "mask", "exclude"] = "train"
+    """Those that were cut at a reply whose tool call can't be read."""
 
 
 ONLY_WEIGH = frozenset({"cispo", "sapo", "token-tis", "sequence-tis", "geometric-tis", "token"})
@@ -120,6 +124,7 @@ class AlgorithmConfig(Section):
     """
 
     name: str = "grpo"
+    """What the run calls it; the parts below decide what it does."""
     shaping: tuple[Shaping, ...] = ()
     """Changes to the scores."""
     filters: tuple[Filter, ...] = ()
@@ -128,6 +133,7 @@ class AlgorithmConfig(Section):
     """What is learned from episodes that were cut."""
     refill: DynamicSamplingConfig = DynamicSamplingConfig()
     advantage: Advantage = Field("group-relative", validate_default=True)
+    """How much better than expected an episode, a turn or a token was."""
     critic: CriticConfig = CriticConfig()
     vine: StateValueConfig = StateValueConfig()
     proximal: Literal["auto", "rollout", "recompute"] = "auto"
@@ -145,9 +151,11 @@ class AlgorithmConfig(Section):
     denominators: Literal["original", "kept"] = "original"
     """Whether rejected tokens still count in the denominators."""
     objective: Objective = Field({"name": "ppo-clip", "clip_high_eps": 0.28}, validate_default=True)
+    """The loss of each token, of its advantage and log-probabilities."""
     negative_mask: NegativeMask = None
     """Which episodes with a negative advantage the objective leaves out, by theta/mu; penalties still apply to them."""
     aggregation: Aggregation = Field("token-mean", validate_default=True)
+    """How the losses of a batch's tokens become one number."""
     kl: KLConfig = KLConfig()
     entropy: float = Field(0.0, ge=0)
     """The loss is lowered by this times the mean entropy of the sampled tokens' distributions, in nats."""

@@ -55,13 +55,14 @@ class ChatSettings(SamplingSettings):
     task: int = Field(0, ge=0)
     """Which of the split."""
     seed: int = Field(0, ge=0)
+    """Of the environment's random numbers, and of what the model samples."""
     out: str | None = None
     """An episode file to store each conversation in; null stores nothing."""
 
 
 def chat_help() -> str:
     """Return the settings and what can be typed, for `--help`."""
-    return f"\n\nsettings:\n{list_settings(ChatSettings())}\n{EXAMPLES}"
+    return f"\n\nsettings:\n{list_settings(ChatSettings(), without={'policy.name'})}\n{EXAMPLES}"
 
 
 def talk(arguments: argparse.Namespace) -> int:

@@ -49,13 +49,17 @@ class BudgetConfig(Section):
     """The section `budget:` of a config; null leaves the environment's own limit."""
 
     turns: int | None = Field(None, ge=1)
+    """Replies of the policy."""
     tokens: int | None = Field(None, ge=1)
     """Of the whole context."""
     tool_calls: int | None = Field(None, ge=1)
+    """Of the whole episode."""
     seconds: float | None = Field(None, gt=0)
     """That the environment takes, without the policy's replies."""
     score_seconds: float | None = Field(None, gt=0)
+    """For all rewards together; an episode that runs out of it is not scored."""
     close_seconds: float | None = Field(None, gt=0)
+    """For closing the environment; running out of it is a warning."""
     reply_seconds: float | None = Field(None, gt=0)
     """For one reply of the policy, with its wait for the engine; an episode that runs out of it is not scored."""
 

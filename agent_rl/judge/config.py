@@ -44,6 +44,7 @@ class JudgeConfig(Section):
     concurrency: int = Field(64, ge=1)
     """Calls under way at a time."""
     requests_per_minute: float | None = Field(None, gt=0)
+    """Of all calls; null for no limit."""
     tokens_per_minute: float | None = Field(None, gt=0)
     """Of prompts and replies; before an answer says them they are estimated."""
     prices: str | None = None

@@ -120,6 +120,7 @@ class RunConfig(EnvironmentSettings):
     renderer: RendererConfig = RendererConfig()
     """How the model reads messages and writes replies; the checkpoints remember it."""
     steps: int = Field(100, ge=0)
+    """Batches of rollouts to learn from, `rollout.groups` x `rollout.samples` episodes each."""
     updates: UpdatesConfig = UpdatesConfig()
     checkpoint_every: int = Field(20, ge=1)
     """Steps between checkpoints."""

@@ -35,9 +35,11 @@ class PlaySettings(EnvironmentSettings):
     imports: list[str] = Field(default_factory=list)
     """Files that register environments; --import adds one."""
     split: str = TRAIN
+    """The tasks to play."""
     n: int = Field(1, ge=1)
     """Tasks, one after the other: the first of the split that the file has no episode of."""
     seed: int = Field(0, ge=0)
+    """Of the environment's random numbers."""
     budget: BudgetConfig = BudgetConfig()
     """Instead of the environment's own limits."""
     judge: JudgeConfig = JudgeConfig()

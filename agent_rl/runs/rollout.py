@@ -56,11 +56,13 @@ class RolloutSettings(SamplingSettings, EnvironmentSettings):
     imports: list[str] = Field(default_factory=list)
     """Files that register environments and policies; --import adds one."""
     split: str = EVAL
+    """The tasks to play."""
     n: Count = 16
     """Tasks, the first of the split; of a mixture in all, divided by the weights."""
     samples: Count = 1
     """Episodes per task."""
     seed: int = Field(0, ge=0, lt=2**63)
+    """Of all random numbers."""
     budget: BudgetConfig = BudgetConfig()
     """Instead of the environment's own limits."""
     concurrency: int = Field(64, ge=1)

@@ -34,17 +34,29 @@ class ModelConfig(Section):
     """Shape of the model; the default has 0.7 M parameters."""
 
     architecture: Literal["qwen3", "qwen3_moe"] = "qwen3"
+    """Dense, or a mixture of experts."""
     hidden: int = Field(128, ge=1)
+    """Width of the states between layers."""
     layers: int = Field(3, ge=1)
+    """At least two: the attention of the first two starts as an induction pair."""
     heads: int = Field(4, ge=1)
+    """Of queries, a layer."""
     kv_heads: int = Field(4, ge=1)
+    """Of keys and values, a layer; it divides `heads`."""
     head_dim: int = Field(32, ge=1)
+    """Width of a head."""
     intermediate: int = Field(384, ge=1)
+    """Width inside a dense layer's MLP."""
     experts: int = Field(8, ge=1)
+    """A layer, of a mixture."""
     experts_per_token: int = Field(2, ge=1)
+    """Experts that a token goes to."""
     expert_intermediate: int = Field(128, ge=1)
+    """Width inside an expert."""
     max_positions: int = Field(4096, ge=1)
+    """The longest sequence in tokens."""
     rope_theta: float = Field(10_000.0, gt=0)
+    """The base of the rotary positions."""
 
 
 class InterruptionConfig(Section):

@@ -30,6 +30,7 @@ class LoraConfig(Section):
     """
 
     rank: int = Field(16, ge=1)
+    """The inner size of an adapter's two matrices."""
     alpha: float = Field(32.0, gt=0)
     """What the product of the two matrices is scaled by, over `rank`."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"

@@ -39,10 +39,15 @@ class OptimizerConfig(Section):
     muon_lr: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW."""
     beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW's, of the mean of gradients."""
     beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW's, of the mean of their squares."""
     weight_decay: float = Field(0.0, ge=0)
+    """AdamW's and Muon's, decoupled from the gradients."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """A longer gradient of all parameters together is scaled down to this length."""
     warmup_steps: int = Field(5, ge=0)
+    """Steps over which learning rates rise, linearly."""
     decay_from: float = Field(0.4, ge=0, le=1)
     """The fraction of the run after which learning rates fall, linearly."""
     final: float = Field(0.05, ge=0, le=1)

@@ -19,6 +19,7 @@ class WarmStartOptimizerConfig(OptimizerConfig):
     muon_lr: float = Field(0.05, ge=0, allow_inf_nan=False)
     """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW, as with `start_from`."""
     warmup_steps: int = Field(10, ge=0)
+    """Steps of the phase over which learning rates rise, linearly."""
     decay_from: float = Field(0.7, ge=0, le=1)
     """The fraction of the phase after which learning rates fall, linearly."""
 

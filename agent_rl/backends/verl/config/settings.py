@@ -34,6 +34,7 @@ class VerlEvalConfig(EvalConfig):
     """Which tasks are held out, and how often they are evaluated on."""
 
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """Of the evaluations; 0 is greedy."""
 
 
 class VerlConfig(RunConfig):
@@ -42,6 +43,7 @@ class VerlConfig(RunConfig):
     start_from: PathOrName
     """A folder in Hugging Face's format, or a model's name there."""
     steps: int = Field(100, ge=1)
+    """Batches of rollouts to learn from, `rollout.groups` x `rollout.samples` episodes each."""
     lora: LoraConfig | None = None
     """Train adapters in place of the model's weights, such as `lora.rank=16`, by verl's own keys."""
     lr: float = Field(1e-6, gt=0, allow_inf_nan=False)
