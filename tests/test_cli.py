@@ -1,9 +1,14 @@
 """The command line, called as a shell would."""
 
+import argparse
+import inspect
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,10 @@ import yaml
 
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.cli import main
+from agent_rl.cli.completion import subcommands
+from agent_rl.cli.parser import _parse, make_parser
 from agent_rl.config import choices, load_config
+from agent_rl.policy.by_name import POLICIES
 from agent_rl.store.episodes import read_episodes
 
 STORED = Path(__file__).parent / "data" / "episodes_of_schema_2.jsonl"
@@ -134,12 +142,35 @@ def test_algorithms_lists_formulas_and_train_explains_one(capsys: pytest.Capture
     assert status == 0 and "icepop (low=0.4, high=5.0)" in explained and "old is recomputed" in explained
 
 
-def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = "init envs check algorithms train rollout view stats diff doctor sandbox"
-    for command in listed.split():
-        with pytest.raises(SystemExit) as stop:
-            main([command, "--help"])
-        assert stop.value.code == 0 and "examples:" in capsys.readouterr().out
+def helps(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    for command in subcommands(parser).values():
+        yield command, command.format_help()
+        yield from helps(command)
+
+
+def test_help_has_examples_that_parse() -> None:
+    for command, text in helps(make_parser()):
+        found = re.findall(r"^  (agent-rl .*?)(?:   .*)?$", text.partition("examples:\n")[2], re.MULTILINE)
+        assert found or command.prog == "agent-rl completion", command.prog
+        for example in found:
+            _parse(shlex.split(example.partition(" > ")[0])[1:])
+        unexplained = [a.dest for a in command._actions if not a.help and a.option_strings]
+        assert not unexplained, command.prog
+
+
+def test_rollout_help_has_every_setting_of_policies() -> None:
+    text = subcommands(make_parser())["rollout"].format_help()
+    factories = [
+        factory for factory in map(POLICIES.__getitem__, POLICIES) if factory.__module__.startswith("agent_rl.")
+    ]
+    of_factories = {key for factory in factories for key in inspect.signature(factory).parameters}
+    assert not [key for key in of_factories - {"params", "env", "folder"} if f"policy.{key}" not in text]
+
+
+def test_settings_of_help_are_not_given_twice() -> None:
+    commands = subcommands(make_parser())
+    assert "  env=" not in commands["check"].format_help() + commands["play"].format_help()
+    assert "policy.name=" not in commands["chat"].format_help()
 
 
 def test_train_config_prints_every_setting_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:

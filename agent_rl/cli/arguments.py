@@ -311,7 +311,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 def add_completion(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `completion`."""
-    parser.add_argument("shell", choices=["bash", "zsh"])
+    parser.add_argument("shell", choices=["bash", "zsh"], help="the one that reads the script")
 
 
 def add_image(parser: argparse.ArgumentParser) -> None:

@@ -40,7 +40,7 @@ examples:
 
 def check_help() -> str:
     """Return the settings of a check and examples, for `--help`."""
-    return f"\n\nsettings:\n{list_settings(load_config(None, JudgedCheckSettings))}\n{EXAMPLES}"
+    return f"\n\nsettings:\n{list_settings(JudgedCheckSettings(), without={'env'})}\n{EXAMPLES}"
 
 
 def check(arguments: argparse.Namespace) -> int:

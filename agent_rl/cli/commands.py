@@ -48,6 +48,7 @@ REPLAYS = {
         more="replay:fork_help",
     ),
 }
+JUDGED = "runs/latest/judged/rubric-gpt-5-mini.jsonl"
 JUDGEMENTS = {
     "run": Command(
         "Judge stored episodes under a rubric; run again, make the judgements that are missing.",
@@ -57,35 +58,83 @@ JUDGEMENTS = {
         more="judge:judge_help",
     ),
     "estimate": Command(
-        "Say what `judge run` would cost, and ask nothing.", "judge:estimate", arguments.add_judging, stored=("file",)
+        "Say what `judge run` would cost, and ask nothing.",
+        "judge:estimate",
+        arguments.add_judging,
+        stored=("file",),
+        more="judge:settings_help",
+        examples=("agent-rl judge estimate runs/latest rubric.yaml judge.model=gpt-5-mini judge.prices=prices.yaml",),
     ),
     "report": Command(
-        "Print judgements in numbers, or write them as a page.", "judge:report", arguments.add_judge_report
+        "Print judgements in numbers, or write them as a page.",
+        "judge:report",
+        arguments.add_judge_report,
+        examples=(f"agent-rl judge report {JUDGED}", f"agent-rl judge report {JUDGED} --html judged.html"),
     ),
     "apply": Command(
-        "Write the episodes with their scores as rewards, to learn from.", "judge:apply", arguments.add_judge_apply
+        "Write the episodes with their scores as rewards, to learn from.",
+        "judge:apply",
+        arguments.add_judge_apply,
+        examples=(
+            f"agent-rl judge apply {JUDGED} -o judged-run",
+            "agent-rl train algorithm=dpo episodes=judged-run start_from=runs/latest/checkpoint",
+        ),
     ),
-    "compare": Command("Compare two judgements of the same episodes.", "judge:compare", arguments.add_judge_comparison),
-    "agree": Command("Measure a judge's agreement with labels.", "judge:agree_with", arguments.add_judge_agreement),
+    "compare": Command(
+        "Compare two judgements of the same episodes.",
+        "judge:compare",
+        arguments.add_judge_comparison,
+        examples=("agent-rl judge compare one.jsonl other.jsonl",),
+    ),
+    "agree": Command(
+        "Measure a judge's agreement with labels.",
+        "judge:agree_with",
+        arguments.add_judge_agreement,
+        examples=(f"agent-rl judge agree {JUDGED} labels.csv",),
+    ),
     "probe": Command(
         "Judge worthless answers and injections: none should be worth anything.",
         "judge:probe",
         arguments.add_judge_probe,
+        more="judge:settings_help",
+        examples=(
+            "agent-rl judge probe rubric.yaml",
+            "agent-rl judge probe rubric.yaml judge.model=gpt-5-mini --episodes runs/latest --limit 20",
+        ),
     ),
-    "lint": Command("Find what is wrong with a rubric, without a model.", "judge:lint", arguments.add_rubric),
+    "lint": Command(
+        "Find what is wrong with a rubric, without a model.",
+        "judge:lint",
+        arguments.add_rubric,
+        examples=("agent-rl judge lint rubric.yaml",),
+    ),
 }
 SANDBOXES = {
     "doctor": Command(
-        "say what sandboxes guarantee on this machine, and what to do about it", "sandbox:sandbox_doctor"
+        "say what sandboxes guarantee on this machine, and what to do about it",
+        "sandbox:sandbox_doctor",
+        examples=("agent-rl sandbox doctor",),
     ),
     "build-image": Command(
-        "make Docker's base image of this interpreter, offline", "sandbox:build_image", arguments.add_image
+        "make Docker's base image of this interpreter, offline",
+        "sandbox:build_image",
+        arguments.add_image,
+        examples=(
+            "agent-rl sandbox build-image",
+            "agent-rl rollout env=python-v0 env_args.sandbox=docker policy=oracle",
+        ),
     ),
     "serve": Command(
         "open sandboxes for clients elsewhere: env_args.sandbox=remote there",
         "sandbox:serve_sandboxes",
         arguments.add_sandbox_server,
         imports=True,
+        examples=(
+            "agent-rl sandbox serve --port 8001 --capacity 64",
+            "agent-rl sandbox serve --backend docker image=python:3.12-slim",
+            "agent-rl rollout env=python-v0 policy=oracle env_args.sandbox=remote "
+            "env_args.sandbox_args.url=http://127.0.0.1:8001",
+        ),
     ),
 }
 COMMANDS = {
@@ -197,7 +246,12 @@ COMMANDS = {
         ),
     ),
     "replay": Command(
-        "play stored episodes again: verify them, or continue one from any of its turns", actions=REPLAYS
+        "play stored episodes again: verify them, or continue one from any of its turns",
+        examples=(
+            "agent-rl replay verify runs/latest",
+            "agent-rl replay fork runs/latest train-00010-003-00 --at-turn 2 policy=runs/latest n=8",
+        ),
+        actions=REPLAYS,
     ),
     "export": Command(
         "write stored episodes in another system's format, or a checkpoint's model for other tools",
@@ -214,7 +268,11 @@ COMMANDS = {
             "agent-rl import jobs/2026-02-09 --from atif -o imported/episodes.jsonl --env swe-v0",
         ),
     ),
-    "judge": Command("judge stored episodes under rubrics, and measure judges", actions=JUDGEMENTS),
+    "judge": Command(
+        "judge stored episodes under rubrics, and measure judges",
+        examples=("agent-rl judge lint rubric.yaml", "agent-rl judge run runs/latest rubric.yaml"),
+        actions=JUDGEMENTS,
+    ),
     "init": Command(
         "write a small project: an environment, tasks, settings and a test, ready to train on",
         "project.init:init",
@@ -225,6 +283,7 @@ COMMANDS = {
         "print a script that completes commands: source <(agent-rl completion bash)",
         "completion:print_completion",
         arguments.add_completion,
+        examples=("source <(agent-rl completion bash)", "source <(agent-rl completion zsh)"),
     ),
     "sandbox": Command(
         "look after the places where model-written code runs",

@@ -39,17 +39,21 @@ policies: oracle, demonstrator, vllm, openai (any OpenAI-compatible server), the
   policy.model=DIR         of vllm: run vLLM here, on this folder or name
   policy.url=URL           of vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
   policy.engine.KEY=VALUE  of vllm: more of vLLM's engine arguments, such as tensor_parallel_size
-  policy.concurrency=64    of vllm: requests under way at a server
   policy.tokenizer=DIR     of vllm: if it is not with the model
   policy.model=NAME        of openai; its key is read from OPENAI_API_KEY (policy.api_key_env=OTHER)
   policy.base_url=URL      of openai: the server, such as http://localhost:8000/v1; OpenAI's own if left out
   policy.retries=5         of openai: attempts after the first; policy.timeout=600: seconds of each
   policy.requests_per_minute=N, policy.tokens_per_minute=N   of openai
+  policy.concurrency=64    of openai, and of vllm with policy.url: requests under way at the server
   policy.extra.KEY=VALUE   of openai: more of the request, such as reasoning_effort
+  policy.send_reasoning=true   of openai: later requests hold the reasoning of earlier replies
+  policy.check=false       of openai: don't look for the model before the first episode
   policy.slots=64          of a checkpoint: sequences that are sampled at a time
   policy.device=cuda       of a checkpoint: cpu, cuda, cuda:N or auto
-  policy.renderer=NAME     of both: instead of the one that fits the tokenizer; settings are policy.renderer.KEY=VALUE
-  policy.context=N         of both: the longest sequence in tokens
+of a checkpoint and of vllm:
+  policy.renderer=NAME     instead of the one that fits the tokenizer; settings are policy.renderer.KEY=VALUE
+  policy.context=N         the longest sequence in tokens
+  policy.shorten.KEY=VALUE, policy.delegate.KEY=VALUE   as rollout.shorten and rollout.delegate of agent-rl train
 
 examples:
   agent-rl rollout env=search-v0

@@ -51,9 +51,14 @@ class JudgeSettings(Section):
     judge: JudgeConfig = JudgeConfig()
 
 
+def settings_help() -> str:
+    """Return the settings of a judge, for `--help`."""
+    return f"\n\nsettings, each with `judge.` before it:\n{list_settings(JudgeConfig())}"
+
+
 def judge_help() -> str:
-    """Return the settings of a judge and examples, for `--help`."""
-    return f"\n\nsettings, each with `judge.` before it:\n{list_settings(JudgeConfig())}\n{EXAMPLES}"
+    """Return the same, and examples of `judge run`."""
+    return f"{settings_help()}\n{EXAMPLES}"
 
 
 def run(arguments: argparse.Namespace) -> int:

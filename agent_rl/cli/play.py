@@ -28,7 +28,7 @@ examples:
 
 def play_help() -> str:
     """Return the settings and what can be typed, for `--help`."""
-    return f"\n\nsettings:\n{list_settings(PlaySettings(env='ENV'))}\n{PLAY_EXAMPLES}"
+    return f"\n\nsettings:\n{list_settings(PlaySettings(env='ENV'), without={'env'})}\n{PLAY_EXAMPLES}"
 
 
 def play(arguments: argparse.Namespace) -> int:
