@@ -49,6 +49,7 @@ def play(
 
 LOOKUP, WEATHER = [call("lookup", key="a")], [call("weather", city="Paris", unit="C")]
 GOOD = (LOOKUP, "found"), (WEATHER, "21"), ("It is 21.", "")
+MENDED = ([call("lookup", "no JSON")], "malformed"), *GOOD
 TALK = ("Where?", "In Paris."), (WEATHER, "21"), ("It is 21.", "")
 GAME = ("left", "wall"), ("right", "goal")
 LOST = {"outcome": Outcome.FAILED, "error": Failure("step", "SandboxError", "gone")}
@@ -74,6 +75,9 @@ LOST = {"outcome": Outcome.FAILED, "error": Failure("step", "SandboxError", "gon
         (GOOD, play((LOOKUP + WEATHER, "found")), 0, "calls weather as well"),
         (((LOOKUP + WEATHER, "found"),), play((LOOKUP, "found")), 0, "leaves out the call of weather"),
         (GOOD, play(([call("lookup", "no JSON")], "malformed")), 0, "a call that can't be read"),
+        (MENDED, play(GOOD[0]), 0, "calls lookup instead of writing a call that can't be read"),
+        (MENDED, play(("It is 21.", "")), 0, "answers instead of writing a call that can't be read"),
+        (MENDED, play(("Hm.", "Go on."), *GOOD), 0, "talks instead of writing a call that can't be read"),
         (GOOD, play(GOOD[0], (WEATHER, "late")), 1, "same call of weather, other result (timeout)"),
         (GOOD, play(GOOD[0], stop=StopReason.TURNS), 0, "cut by turns"),
         (GOOD, play(GOOD[0], ("I th", ""), stop=StopReason.TOKENS), 1, "cut by tokens"),

@@ -166,7 +166,7 @@ _BUDGETS = (StopReason.TURNS, StopReason.TOKENS, StopReason.TOOL_CALLS, StopReas
 _DOING = {
     Kind.CALL: "calling {}",
     Kind.ARGUMENT: "calling {}",
-    Kind.UNREADABLE: "calling {}",
+    Kind.UNREADABLE: "writing a call that can't be read",
     Kind.REPLY: "replying",
     Kind.ANSWER: "answering",
     Kind.RESULT: "continuing",
@@ -186,6 +186,8 @@ def _replied(did: Move, better: Move, called: bool, will_call: bool) -> str:
             return f"calls {did.name} as well"
         case Kind.CALL, _:
             return f"calls {did.name} instead of {instead}"
+        case ((Kind.ANSWER | Kind.REPLY), Kind.UNREADABLE):
+            return f"{'answers' if did.kind is Kind.ANSWER else 'talks'} instead of {instead}"
         case Kind.ANSWER, Kind.CALL:
             return f"answers instead of {instead}" if called else "answers without calling any tool"
         case (Kind.ANSWER, Kind.ANSWER) if called:
