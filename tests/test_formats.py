@@ -75,6 +75,15 @@ def test_conversation_survives_the_way_there_and_back(format: str, name: str, tm
     assert [len(t.messages) for t in turns(found)] == [2, 3, 1]
 
 
+@pytest.mark.parametrize("format", ["openai", "atif"])
+def test_import_reads_calls_that_could_not_be_read(format: str, tmp_path: Path) -> None:
+    call = ToolCall("b", "", error="not closed")
+    given = talked(messages=(*MESSAGES[:2], replace(MESSAGES[2], tool_calls=(CALLS[0], call)), *MESSAGES[3:]))
+    assert export_episodes([given], tmp_path / "there.jsonl", format) == 1
+    (found,) = import_episodes(tmp_path / "there.jsonl")
+    assert found.messages[2].tool_calls[1] == call
+
+
 def test_sft_rows_have_a_loss_on_sampled_tokens_once() -> None:
     first = sampled([11, 12], at=0, prompt=[1, 2, 3])
     fork = Trajectory.restore(

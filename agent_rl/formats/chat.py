@@ -93,8 +93,8 @@ def _read_message(row: Mapping[str, JSON]) -> Message:
 
 def _read_call(call: JSON, id: str) -> ToolCall:
     named = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(named, Mapping) or not named.get("name"):
-        raise ValueError(f"tool_calls: {call!r:.80} names no function")
+    if not isinstance(call, Mapping) or not isinstance(named, Mapping) or not (named.get("name") or call.get("error")):
+        raise ValueError(f"tool_calls: {call!r:.80} names no function")  # one that could not be read has an error
     error, given = _text(call.get("error")), named.get("arguments") or {}
     if isinstance(given, str):
         try:
@@ -103,7 +103,7 @@ def _read_call(call: JSON, id: str) -> ToolCall:
             error, given = error or f"the arguments are not JSON: {problem}", {}
     if not isinstance(given, Mapping):
         error, given = error or f"the arguments are no object: {given!r:.80}", {}
-    return ToolCall(str(call.get("id") or id), str(named["name"]), given, error)
+    return ToolCall(str(call.get("id") or id), str(named.get("name") or ""), given, error)
 
 
 def _parts_of(content: JSON) -> tuple[str | Image, ...]:
