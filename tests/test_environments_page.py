@@ -15,6 +15,7 @@ PAGE = page("docs/environments.md")
 BLOCKS = blocks(PAGE, "python")
 SOLVABLE = {
     "riddle-v0": 1.0,
+    "successor-v0": 1.0,
     "stock-v0": 1.1,
     "colours-v0": 1.0,
     "sums-v0": 1.0,
@@ -36,13 +37,14 @@ def printed() -> str:
 
 
 def test_environments_page_prints_its_stated_output(printed: str) -> None:
-    success, episode, zoom, image, players, rewards, judged, check, result, estimates, rules, *lake = (
+    success, episode, opened, zoom, image, players, rewards, judged, check, result, estimates, rules, *lake = (
         printed.splitlines()
     )
     assert "100.0%" in success
     assert zoom == "Which colour is this? `zoom` shows it larger."
     assert re.fullmatch(r"\[image: png 8x8, sha256 [0-9a-f]{12}\]", image)
     assert episode.startswith("['Which number from 1 to 32 do I think of?', '16', 'less'") and episode.endswith("] 1.0")
+    assert opened == "['user: What follows 4?', 'assistant: 5']"
     assert players == "0 1.0 1 0.0"
     assert rewards == "[('correct', 1.0), ('honest', 1.0), ('shortest', 1.0)]"
     assert judged == "1.5 [('names-both-numbers', 'yes'), ('is-unsure', 'no'), ('has-an-answer', 'yes')]"
