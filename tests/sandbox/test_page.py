@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from agent_rl.core.images import Image
+from agent_rl.gym.sandboxed import SandboxedEnv
+from agent_rl.sandboxes.base import Limits
 from tests.pages import blocks, page
 from tests.sandbox.test_packages import make_wheel
 from tests.sandbox.test_plots import STAND_IN
@@ -48,6 +50,14 @@ def test_page_example_returns_plots(scope, run, tmp_path: Path, monkeypatch):
 @pytest.mark.sandbox
 def test_page_example_speaks_with_a_server(scope, run):
     assert run(scope["serve"]()) == (b"hello", True, -9, 3, 0)
+
+
+def test_page_limits_are_those_of_the_code(scope):
+    own, plain = " ".join(page("docs/sandboxes.md").split()), Limits()
+    bounds = f"{plain.memory >> 20} MiB of memory, {plain.processes} processes and threads"
+    assert f"{bounds}, one processor, {plain.disk >> 20} MiB and {plain.files:,} files" in own
+    assert plain.cpus == 1 and SandboxedEnv.lifetime == 3600
+    assert scope["Roomy"].limits.memory == 2 << 30
 
 
 def test_page_example_restores_snapshots(scope, run):
