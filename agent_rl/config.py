@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import json
 import re
 import shlex
-import textwrap
 import threading
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from importlib import resources
-from itertools import pairwise
 from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticUndefined
 
 from agent_rl.config_mistakes import explain, place, relevant
 from agent_rl.errors import ConfigError, did_you_mean
@@ -43,8 +37,6 @@ _NUMBER, _WORD = re.compile(r"-?(0|[1-9]\d*)", re.ASCII), re.compile(r"[^\W\d_][
 _GRAMMAR = re.compile(r"""[][{},'"]|\$\{""")
 """What has a meaning in Hydra's grammar, wherever it is in a value."""
 _CONSTANTS = ("null", "true", "false", "nan", "inf")
-SHORT = 10
-"""The fields of a section whose settings a help text lists one by one."""
 ELSEWHERE = {
     "num_generations": "rollout.samples",
     "group_size": "rollout.samples",
@@ -296,7 +288,7 @@ def _presets(key: str, known: Mapping[str, bool]) -> list[str]:
 def _keys(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, bool]]:
     """Yield every settable key, and whether it is a section."""
     for attribute, field in schema.model_fields.items():
-        key, section = prefix + (field.alias or attribute), _section_of(field)
+        key, section = prefix + (field.alias or attribute), section_of(field)
         yield key, section is not None
         if section is not None:
             yield from _keys(section, f"{key}.")
@@ -304,92 +296,10 @@ def _keys(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, bool
             yield from ((f"{key}.{knob}", False) for knob in components.settings())
 
 
-def _section_of(field: FieldInfo) -> type[BaseModel] | None:
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """Return the class of a field that is a section, or may be one."""
     kinds = get_args(field.annotation) if get_origin(field.annotation) in (UnionType, Union) else [field.annotation]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def write_config(config: BaseModel) -> str:
-    """Return a config as YAML, every key below what its docstring says; a section that is null as comments, too."""
-    return "\n".join(_written(config, ""))
-
-
-def _written(config: BaseModel | type[BaseModel], indent: str) -> Iterator[str]:
-    for name, about, section, value in _entries(config):
-        for paragraph in about.split("\n\n"):
-            about = " ".join(paragraph.split())
-            yield from textwrap.wrap(about, 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-        if isinstance(section, BaseModel):
-            yield f"{indent}{name}:"
-            yield from _written(section, f"{indent}  ")
-            continue
-        yield f"{indent}{name}: {'...' if value is PydanticUndefined else json.dumps(value)}"
-        if section is not None:
-            yield from (f"{indent}# {line}" for line in (f"{name}:", *_written(section, "  ")))
-
-
-def list_settings(config: BaseModel, without: Container[str] = ()) -> str:
-    """Return a config's settings for a help text: each with its value and its docstring's first sentence.
-
-    Larger sections, and those in sections, are one line each, with their keys.
-
-    Args:
-        config: the settings.
-        without: keys that are given in another way, as by an argument of the command.
-    """
-    listed = (f"  {setting:32s} {about}" for key, setting, about in _listed(config) if key not in without)
-    lines = (textwrap.wrap(line, 118, subsequent_indent=" " * 35, break_on_hyphens=False) for line in listed)
-    return "\n".join(line for wrapped in lines for line in wrapped)
-
-
-def _listed(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the key of every setting, the setting and what it is about."""
-    for name, about, section, value in _entries(config):
-        key, about = prefix + name, re.split(r"(?<! al)\. ", " ".join(about.split()))[0].rstrip(".")
-        is_set = isinstance(section, BaseModel)
-        if presets := choices(name) if is_set else []:
-            setting, about = f"{key}=NAME", f"{about}; one of {', '.join(presets)}; or {key}.KEY=VALUE"
-        elif isinstance(section, BaseModel) and not prefix and len(type(section).model_fields) <= SHORT:
-            yield from _listed(section, f"{key}.")
-            continue
-        elif is_set:
-            setting = f"{key}.KEY=VALUE"
-        else:
-            setting = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-        if section is not None:
-            about += f"; keys: {', '.join(name for name, *_ in _entries(section))}"
-        yield key, setting, about
-
-
-def _entries(
-    config: BaseModel | type[BaseModel],
-) -> Iterator[tuple[str, str, BaseModel | type[BaseModel] | None, object]]:
-    """Yield the name of every setting, its docstring, its section or the class of one that is null, and its value.
-
-    Values are in JSON; those of a class are its defaults.
-    """
-    schema, values = config if isinstance(config, type) else type(config), dict[str, object]()
-    if isinstance(config, BaseModel):
-        values = config.model_dump(mode="json", by_alias=True)
-    docs = _docstrings(schema)
-    for attribute, field in schema.model_fields.items():
-        name, value = field.alias or attribute, getattr(config, attribute, field.default)
-        section = value if isinstance(value, BaseModel) else _section_of(field)
-        about = docs.get(attribute) or (section and section.__doc__) or ""
-        yield name, about, section, values.get(name, value)
-
-
-@cache
-def _docstrings(schema: type[BaseModel]) -> Mapping[str, str]:
-    """Return the docstring of every field, read when it is asked for: pydantic would for every class, in 100 ms."""
-    found: dict[str, str] = {}
-    for cls in reversed([cls for cls in schema.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        for field, text in pairwise(cast(ast.ClassDef, tree).body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[ast.unparse(field.target)] = inspect.cleandoc(str(text.value.value))
-    return found
 
 
 def check_config(schema: type[M], values: object) -> M:

@@ -20,17 +20,15 @@ from agent_rl.backends.embedded.config import (
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.cli.chat import ChatSettings
 from agent_rl.cli.check import JudgedCheckSettings
+from agent_rl.cli.config_text import _entries, list_settings, write_config
 from agent_rl.config import (
     ELSEWHERE,
     Section,
     _composed,
-    _entries,
     choices,
-    list_settings,
     load_config,
     parse_setting,
     setting_names,
-    write_config,
     write_setting,
 )
 from agent_rl.errors import ConfigError

@@ -17,8 +17,9 @@ from tree import ROOT
 
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.cli import main
+from agent_rl.cli.config_text import write_config
 from agent_rl.cli.settings import read_settings
-from agent_rl.config import load_config, write_config
+from agent_rl.config import load_config
 from tests.pages import page, shell_lines
 from tests.runs import SMALL
 

@@ -12,8 +12,9 @@ from pydantic import Field, JsonValue
 from rich.console import Console
 from rich.text import Text
 
+from agent_rl.cli.config_text import list_settings
 from agent_rl.cli.settings import settings_of
-from agent_rl.config import list_settings, load_config
+from agent_rl.config import load_config
 from agent_rl.core.episode import StopReason
 from agent_rl.core.messages import Message
 from agent_rl.errors import ConfigError

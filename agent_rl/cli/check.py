@@ -13,8 +13,9 @@ from rich.table import Table
 
 from agent_rl.checks.check import CheckSettings, check_env
 from agent_rl.checks.report import CheckReport, Finding
+from agent_rl.cli.config_text import list_settings
 from agent_rl.cli.settings import settings_of
-from agent_rl.config import list_settings, load_config
+from agent_rl.config import load_config
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import EnvSpec, load_all_once, spec
 from agent_rl.judge.build import build_judge

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agent_rl.cli.config_text import list_settings
 from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.cli.status import print_status
-from agent_rl.config import list_settings, load_config, write_setting
+from agent_rl.config import load_config, write_setting
 from agent_rl.core.display import from_here
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agent_rl.cli.config_text import list_settings
 from agent_rl.cli.settings import settings_of
-from agent_rl.config import Section, list_settings, load_config
+from agent_rl.config import Section, load_config
 from agent_rl.errors import ConfigError
 from agent_rl.judge.agreement import agree, families_of
 from agent_rl.judge.apply import apply_judged, episodes_of

@@ -6,8 +6,9 @@ import argparse
 
 from rich.console import Console
 
+from agent_rl.cli.config_text import list_settings
 from agent_rl.cli.settings import settings_of
-from agent_rl.config import list_settings, load_config
+from agent_rl.config import load_config
 from agent_rl.core.episode import Episode
 from agent_rl.runs.commands import command
 from agent_rl.runs.play import PlaySettings

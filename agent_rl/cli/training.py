@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_rl.backends.settings import backend_of, require_files, require_verl, resumed_changes, training_config
+from agent_rl.cli.config_text import list_settings, write_config
 from agent_rl.cli.settings import settings_of
-from agent_rl.config import list_settings, load_config, write_config
+from agent_rl.config import load_config
 from agent_rl.core.display import from_here
 from agent_rl.errors import ConfigError
 
