@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent_rl.backends.embedded.data_parallel import _start
+from agent_rl.backends.embedded.data_parallel import OF_THE_GROUP, _start
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.trainer import StepResult, Trainer
 from agent_rl.errors import CheckpointError, WorkerError
@@ -69,13 +69,16 @@ def test_run_ends_when_one_process_is_killed(tmp_path: Path, monkeypatch: pytest
     assert lost[0].poll() == -signal.SIGKILL and not dist.is_initialized()
 
 
-def test_worker_reports_errors_outlives_interrupt_and_ends(tmp_path: Path) -> None:
+def test_worker_reports_errors_outlives_signals_and_ends(tmp_path: Path) -> None:
     worker = _start(1, tmp_path)
-    for _ in range(2):
+    for _ in range(2):  # the first ones come while it starts
+        for number in OF_THE_GROUP:
+            worker.process.send_signal(number)
         worker.ask("start", sys.path, [], tmp_path, str(tmp_path), 1)
         with pytest.raises(CheckpointError, match="is no run"):
             worker.answer()
-        worker.process.send_signal(signal.SIGINT)
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    assert "SigBlk:\t0000000000000000\n" in status, "its sandboxes would block signals, too"
     worker.ask("play", "play", [], None)
     with pytest.raises(WorkerError, match="process 1 of the run failed: AttributeError"):
         worker.answer()

@@ -43,6 +43,8 @@ from agent_rl.rollout import Job
 from agent_rl.runs.commands import command
 
 T = TypeVar("T")
+OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that a terminal or a scheduler sends to all processes: rank 0 decides."""
 NOTICED = 1.0
 """Seconds from one look at the other processes to the next, while this one plays its share."""
 PATIENCE = 10.0
@@ -310,7 +312,11 @@ def _start(rank: int, folder: Path) -> _Worker:
     # the threads of two processes must not spin against each other; torch reads it when it is loaded
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     command = [sys.executable, "-m", "agent_rl.backends.embedded.worker", str(other.fileno())]
-    process = subprocess.Popen(command, pass_fds=(other.fileno(),), env=environment, stdin=subprocess.DEVNULL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_GROUP)  # until it ignores them
+    try:
+        process = subprocess.Popen(command, pass_fds=(other.fileno(),), env=environment, stdin=subprocess.DEVNULL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     other.close()
     return _Worker(rank, process, own, folder)
 

@@ -23,6 +23,7 @@ from agent_rl.algorithms import Denominators, WeightedRows
 from agent_rl.backends.embedded.actor import actor_of
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.data_parallel import (
+    OF_THE_GROUP,
     device_of_rank,
     dump,
     join_group,
@@ -147,8 +148,9 @@ def _end_with(parent: int) -> None:
 
 def main() -> None:
     """Serve the process that started this one."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the whole group: rank 0 decides
+    for number in OF_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_THE_GROUP)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     Worker(Connection(int(sys.argv[1]))).serve()
     os._exit(0)  # gloo's threads wait for other processes that are still there
