@@ -4,14 +4,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from agent_rl.backends.embedded.data_parallel import OF_THE_GROUP, _start
+from agent_rl.backends.embedded import data_parallel
+from agent_rl.backends.embedded.data_parallel import OF_THE_GROUP, SeveralProcesses, _end, _start, _Worker
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.trainer import StepResult, Trainer
 from agent_rl.errors import CheckpointError, WorkerError
@@ -82,8 +85,26 @@ def test_worker_reports_errors_outlives_signals_and_ends(tmp_path: Path) -> None
     worker.ask("play", "play", [], None)
     with pytest.raises(WorkerError, match="process 1 of the run failed: AttributeError"):
         worker.answer()
-    worker.end()
+    _end([worker])
     assert worker.process.returncode == 0
+
+
+def test_lost_worker_is_named_where_gloo_saw_first(tmp_path: Path) -> None:
+    own, other = Pipe()
+    process = subprocess.Popen(["sleep", "60"], pass_fds=(other.fileno(),))
+    other.close()
+    processes = SeveralProcesses(None, [_Worker(1, process, own, tmp_path)])  # type: ignore[arg-type]
+    with pytest.raises(WorkerError, match="process 1 of the run was killed by signal 9"), processes._together():
+        threading.Timer(0.3, process.kill).start()
+        raise RuntimeError("Connection reset by peer")
+
+
+def test_workers_that_are_busy_end_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_parallel, "PATIENCE", 1.0)
+    busy = [subprocess.Popen(["sleep", "60"]) for _ in range(4)]
+    began = time.monotonic()
+    _end([_Worker(rank, process, Pipe()[0], tmp_path) for rank, process in enumerate(busy, 1)])
+    assert time.monotonic() - began < 2.5 and {process.returncode for process in busy} == {-signal.SIGKILL}
 
 
 def test_worker_ends_with_killed_run(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTICED = 1.0
 """Seconds from one look at the other processes to the next, while this one plays its share."""
 PATIENCE = 10.0
-"""Seconds that a worker has to end by itself."""
+"""Seconds that workers have to end by themselves."""
 LONGEST_WAIT = 600.0
 """Seconds that processes wait for each other in a sum: all of them are there when it begins."""
 
@@ -134,8 +135,10 @@ class SeveralProcesses(OneProcess):
         try:
             yield
         except RuntimeError as error:
+            # nothing was to be answered: the end of a pipe is closed, if a moment after gloo's connection
+            ended = wait([worker.connection for worker in self._workers], PATIENCE)
             for worker in self._workers:
-                if worker.connection.poll():  # nothing was to be answered: its end is closed
+                if worker.connection in ended:
                     raise worker.lost() from error
             raise
 
@@ -195,15 +198,6 @@ class _Worker:
             f"fewer: {command('train', write_setting('resume', str(self.folder)), 'processes=1')}"
         )
 
-    def end(self) -> None:
-        """Let it end, and make sure that it does."""
-        self.connection.close()
-        try:
-            self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
 
 def _answers(workers: Sequence[_Worker]) -> list[Any]:
     """Wait for what each was asked; raise as `answer` as soon as one has ended, whoever still works."""
@@ -213,6 +207,19 @@ def _answers(workers: Sequence[_Worker]) -> list[Any]:
             worker = waiting[cast(Connection, ready)]
             answers[worker.rank] = worker.answer()
     return [answers[worker.rank] for worker in workers]
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """Let all of them end, and make sure that they do within `PATIENCE`."""
+    for worker in workers:
+        worker.connection.close()
+    until = time.monotonic() + PATIENCE
+    for worker in workers:
+        try:
+            worker.process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
 
 
 @contextmanager
@@ -252,10 +259,7 @@ def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
             yield
         finally:
             trainer.processes = trainer.rollouts.processes = OneProcess()
-            for worker in workers:
-                worker.connection.close()  # all of them, then wait for each
-            for worker in workers:
-                worker.end()
+            _end(workers)
             if dist.is_initialized():
                 dist.destroy_process_group()
 
