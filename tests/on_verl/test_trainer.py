@@ -25,8 +25,12 @@ from agent_rl.backends.verl.driver import updates as updates_module
 from agent_rl.backends.verl.driver.exchange import score_metrics
 from agent_rl.backends.verl.driver.trainer import SyncTrainer
 from agent_rl.backends.verl.worker.engine import STEP
-from agent_rl.core.episode import Episode, Outcome, Reward
+from agent_rl.core.episode import Episode, Failure, Outcome, Reward
 from agent_rl.errors import ConfigError, InfrastructureError
+from agent_rl.gym.env import Env
+from agent_rl.runs.diagnosis import Diagnosis
+from agent_rl.runs.folder import METRICS
+from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.store.token_records import TokenRecordWriter, read_token_records
 from on_verl.test_backends_agree import EPISODES, in_verl, moved, nested, preset
@@ -372,3 +376,16 @@ def test_trainer_requires_feature_metrics_of_first_update(setup, monkeypatch: py
     made.trainer.step({}, {})
     del reported["actor/agent_rl/reference_kl"]
     made.trainer.step({}, {})  # once is enough
+
+
+def test_training_ends_where_no_episode_has_score(setup, tmp_path: Path) -> None:
+    trainer, trackers = setup("grpo").trainer, SimpleNamespace(logger={})
+    trainer.metrics = MetricsFile(tmp_path)
+    trainer.diagnosis = Diagnosis(trainer.algorithm.config, 4, Env, tmp_path, print)
+    trainer.logger = trackers
+    lost = Failure("step", "OSError", "no disk")
+    trainer.diagnosis.episodes = [example_episode("f", outcome=Outcome.FAILED, rewards=(), error=lost)]
+    report = trackers.logger["agent_rl"].log
+    with pytest.raises(InfrastructureError, match=r"1 of 1 episodes failed .* once that is mended, the run can go on"):
+        report({"train/samples": 0.0, "val-core/reward": 0.0}, 1)
+    assert [row["kind"] for row in read_metrics(tmp_path / METRICS)] == ["train", "validation"]

@@ -87,15 +87,33 @@ def open_metrics(folder: Path, report_to: Sequence[WriterName]) -> MetricsFile:
 class MetricsLogger:
     """One of verl's loggers: writes what verl reports to metrics.jsonl."""
 
-    def __init__(self, metrics: MetricsFile, observe: Callable[[Mapping[str, float]], Mapping[str, float]]) -> None:
-        """Begin; `observe` gets what is reported of each training step, and returns what to add."""
-        self._metrics, self._observe = metrics, observe
+    def __init__(
+        self,
+        metrics: MetricsFile,
+        observe: Callable[[Mapping[str, float]], Mapping[str, float]],
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            metrics: the file.
+            observe: gets what is reported of each training step, and returns what to add.
+            check: is called when a training step is written, and may end the run.
+        """
+        self._metrics, self._observe, self._check = metrics, observe, check
 
     def log(self, data: Mapping[str, float], step: int) -> None:
-        """Write what verl reports of a step."""
-        for kind, values in rows_of_verl(data):
+        """Write what verl reports of a step.
+
+        Raises:
+            InfrastructureError: if the check ends the run.
+        """
+        rows = dict(rows_of_verl(data))
+        for kind, values in rows.items():
             found = self._observe(values) if kind == "train" else {}
             self._metrics.write(kind, step, {**values, **found})
+        if "train" in rows:
+            self._check()
 
     def finish(self) -> None:
         """Close the file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -140,7 +141,8 @@ class AlgorithmTrainer(UpdatingTrainer):
 
     @logger.setter
     def logger(self, loggers: Tracking) -> None:
-        loggers.logger["agent_rl"] = MetricsLogger(self.metrics, self.diagnosis.observe)
+        check = partial(self.diagnosis.require_scores, "the run can go on")  # the driver says how
+        loggers.logger["agent_rl"] = MetricsLogger(self.metrics, self.diagnosis.observe, check)
         self._logger = loggers
 
     # A step, in verl's order
