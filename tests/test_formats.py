@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -269,6 +270,16 @@ def test_import_of_nothing_is_refused(text: str, tmp_path: Path, capsys: pytest.
     file.write_text(text)
     assert main(["import", str(file), "-o", str(out)]) == 1
     assert f"{file} holds no episodes" in capsys.readouterr().err and not out.exists()
+
+
+def test_import_replaces_no_pipe_but_an_empty_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (rows := tmp_path / "rows.jsonl").write_text('{"messages": [{"role": "user", "content": "1"}]}\n')
+    os.mkfifo(pipe := tmp_path / "pipe")
+    assert main(["import", str(rows), "-o", str(pipe)]) == 1 and pipe.is_fifo()
+    assert "pipe is a pipe or a device: name a file" in capsys.readouterr().err
+    (empty := tmp_path / "empty").touch()
+    assert main(["import", str(rows), "-o", str(empty)]) == 0 and len(list(read_episodes(empty))) == 1
+    assert {file.name for file in tmp_path.iterdir()} == {"rows.jsonl", "pipe", "empty"}
 
 
 def test_commands_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from agent_rl.cli import main
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.core.usage import Usage
+from agent_rl.errors import ConfigError
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.token_records import TokenRecord
 from agent_rl.view.page.build import FOLDER, block, digest, page_parts, save_page, script, style
@@ -51,6 +53,17 @@ def test_page_holds_chosen_episodes_and_metrics(tmp_path: Path, capsys: pytest.C
     assert held["run"] | {"version": ""} == {
         "title": tmp_path.name, "shown": 2, "total": 4, "where": ["seed>=1"], "version": "",
     }  # fmt: skip
+
+
+def test_page_replaces_no_pipe_and_no_link(tmp_path: Path) -> None:
+    stored(tmp_path, example_episode())
+    (link := tmp_path / "link.html").symlink_to(tmp_path / "page.html")
+    save_page(tmp_path, link)
+    assert link.is_symlink() and blocks((tmp_path / "page.html").read_text())
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe is a pipe or a device: name a file"):
+        save_page(tmp_path, pipe)
+    assert pipe.is_fifo()
 
 
 def test_columns_are_of_equal_length() -> None:

@@ -48,10 +48,12 @@ def export_stored(arguments: argparse.Namespace, out: str) -> int:
 
 def import_(arguments: argparse.Namespace) -> int:
     """Store conversations as episodes."""
+    file = episode_file(arguments.out)
+    if file.exists() and not file.is_file():  # it would be replaced
+        raise ConfigError(f"{file} is a pipe or a device: name a file, such as episodes.jsonl")
     if stored := len(episode_ids(arguments.out)):
         raise ConfigError(f"{arguments.out} has {stored} episodes already: name another file")
-    file = episode_file(arguments.out)
-    part, count = file.with_name(f".importing-{file.name}"), 0  # whole or not there: in one piece, however large
+    part, count = file.with_name(f".importing-{file.stem}.jsonl"), 0  # whole or not there: in one piece, however large
     try:
         with EpisodeWriter(part, shard_bytes=sys.maxsize) as writer:
             for episode in import_episodes(arguments.file, arguments.format, env=arguments.env):

@@ -93,7 +93,7 @@ def save_page(
         offset: how many of those that fit to leave out before.
 
     Raises:
-        ConfigError: if no episode fits, a condition has no meaning, or `out` is a folder.
+        ConfigError: if no episode fits, a condition has no meaning, or `out` is there and no file.
         StoreError: if there is no such file.
         DamagedEpisodeError: if a line can't be read.
     """
@@ -103,6 +103,9 @@ def save_page(
     out = Path(out)
     if out.is_dir():
         raise ConfigError(f"{out} is a folder: name a file for the page, such as {out / 'page.html'}")
+    if out.exists() and not out.is_file():  # it would be replaced
+        raise ConfigError(f"{out} is a pipe or a device: name a file for the page, such as page.html")
+    out = out.resolve()  # as where /dev/stdout is a file
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.part")
     try:
