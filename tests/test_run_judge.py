@@ -21,7 +21,7 @@ from agent_rl.errors import ConfigError, InfrastructureError, StoreError
 from agent_rl.gym.registry import spec
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.log import CallLog
-from agent_rl.judge.run import CALLS, RUBRICS, check_judges, judge_of_worker, read_rubrics, run_judge
+from agent_rl.judge.run import CALLS, RUBRICS, check_judges, judge_of_worker, read_rubrics, run_judge, save_rubrics
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.folder import read_config
 from agent_rl.runs.rollout import RolloutSettings, floors_of, resume_rollout, start_rollout
@@ -29,15 +29,24 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from agent_rl.view.results import print_results, result_table
 from tests.doubles import example_episode
-from tests.fake_judge import answered
+from tests.fake_judge import answered, words_rubric
 from tests.judged_env import Sums, judging
 from tests.runs import config
+from tests.test_checkpoint import full
 
 
 @pytest.fixture
 def judge(tmp_path: Path):
     with judging(tmp_path) as both:
         yield both
+
+
+def test_rubrics_that_do_not_fit_keep_those_before(tmp_path: Path) -> None:
+    one, other = (words_rubric([word]) for word in ("4", "2"))
+    save_rubrics([one], file := tmp_path / RUBRICS)
+    with full(64), pytest.raises(OSError):
+        save_rubrics([other], file)
+    assert [*read_rubrics(file)] == [one.label]
 
 
 def test_rollout_is_judged_logged_and_counted(judge, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

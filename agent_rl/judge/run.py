@@ -86,7 +86,9 @@ def save_rubrics(rubrics: list[Rubric], file: Path) -> None:
     found = {**read_rubrics(file), **{rubric.label: rubric for rubric in rubrics}}
     if found:
         dumped: Mapping[str, object] = {label: dump_rubric(rubric) for label, rubric in found.items()}
-        file.write_text(json.dumps(dumped, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        new = file.with_suffix(".new")  # a kill or a full disk leaves those that are there
+        new.write_text(json.dumps(dumped, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        new.replace(file)
 
 
 def read_rubrics(file: Path) -> dict[str, Rubric]:
