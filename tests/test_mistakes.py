@@ -205,6 +205,17 @@ def test_main_reports_unusable_places(
     assert f"{tmp_path}/out/episodes.jsonl: No space left on device; free some space" in err
 
 
+def test_main_names_a_working_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for out in ((), (f"out={tmp_path}/e.jsonl",)):
+        asked = ("rollout", "env=calculator-v0", "policy=oracle", "n=1", *out)
+        assert "the working directory is no longer there: cd to" in said(capsys, *asked)
+
+
 def test_main_calls_the_unexpected_a_defect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

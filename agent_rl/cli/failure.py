@@ -29,6 +29,8 @@ def describe(error: BaseException) -> str:
         return _short(str(error))
     if isinstance(error, ModuleNotFoundError) and not f"{error.name}.".startswith("agent_rl."):
         return f"no module '{error.name}': pip install it; torch and all that training needs: pip install -e '.[train]'"
+    if isinstance(error, FileNotFoundError) and _is_cwd_gone():
+        return "the working directory is no longer there: cd to one that is, or into the new one of its name"
     if isinstance(error, OSError) and error.strerror:
         remedy = _REMEDIES.get(error.errno or 0, "--traceback shows where")
         return _short(f"{error.filename or 'a file'}: {error.strerror}; {remedy}")
@@ -36,6 +38,14 @@ def describe(error: BaseException) -> str:
     return (
         f"{said} ({_place(error)})\nUnless that file is yours, it is a defect of agent-rl; --traceback shows all of it."
     )
+
+
+def _is_cwd_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _short(message: str, lines: int = 3) -> str:
