@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, new_adapter
 from agent_rl.cli import main
 from agent_rl.engines.embedded.model_folder import in_format, load_model
-from agent_rl.engines.model_files import require_model
+from agent_rl.engines.model_files import require_model, written
 from agent_rl.errors import CheckpointError
 from tests.engines import VOCAB
 from tests.test_checkpoint import full
@@ -68,6 +68,12 @@ def test_export_that_does_not_fit_says_so(folder: Path, tmp_path: Path, capsys: 
         assert main(["export", str(folder), str(tmp_path / "model")]) == 1
     said = r"model can't be written with \d+ MiB free, .*: make room, or name another folder"
     assert re.search(said, capsys.readouterr().err) and not [*tmp_path.iterdir()]
+
+
+def test_written_names_the_cause_where_no_folder_is(tmp_path: Path) -> None:
+    said = r"model can't be written with \d+ MiB free, PermissionError: no rights"
+    with pytest.raises(CheckpointError, match=said), written(tmp_path / "a" / "b" / "model"):
+        raise PermissionError("no rights")
 
 
 def test_export_merges_an_adapter(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,7 +168,8 @@ def written(path: Path, way_out: str = RESUME) -> Iterator[None]:
         number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
         mend, room = _MENDS.get(number or 0), ""
         if mend is None:
-            mend, room = "make room", f" with {shutil.disk_usage(path.parent).free >> 20} MiB free"
+            free = shutil.disk_usage(next(filter(Path.exists, path.parents))).free >> 20
+            mend, room = "make room", f" with {free} MiB free"
         with suppress(OSError):  # where nothing can be written, nothing can be removed
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         raise CheckpointError(
