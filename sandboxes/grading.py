@@ -40,7 +40,7 @@ MAX_SOURCE = 1024 * 1024
 RESERVE = 2.0
 """Seconds of the budget that are left where a grading ends by it: to close the last sandbox, and to sum up."""
 
-_CALL = Path(call_function.__file__).read_text()
+_CALL = Path(call_function.__file__).read_text(encoding="utf-8")
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 """As `str.splitlines` has it."""
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()

@@ -115,8 +115,8 @@ def test_stop_with_writes_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     statuses: list[int] = []
     monkeypatch.setattr(watchdog.os, "_exit", statuses.append)
     assert read_fault(tmp_path) is None
-    stop_with(tmp_path)("worker 0: broken")
-    assert statuses == [1] and read_fault(tmp_path) == "worker 0: broken"
+    stop_with(tmp_path)("worker 0: broken … \ud800")  # of a text that was cut amid a character
+    assert statuses == [1] and read_fault(tmp_path) == "worker 0: broken … ?"
 
 
 def test_watchdog_stops_the_run_at_an_infrastructure_error() -> None:

@@ -13,7 +13,7 @@ from agent_rl.sandboxes import agent
 from agent_rl.sandboxes.base import WORK
 
 _FILES = {file.stem: file for file in Path(agent.__file__).parent.glob("*.py")}
-ENTRY = _FILES["bootstrap"].read_text()
+ENTRY = _FILES["bootstrap"].read_text(encoding="utf-8")
 """For `python3 -c`: an agent that ends when its stdin does, and when its lifetime is over."""
 _ANY_VERSION = 2
 """Of marshal's format: one that every Python reads."""
@@ -35,6 +35,7 @@ def greeting(lifetime: float, user: str = "", home: str = WORK, variables: Mappi
 @functools.cache
 def _modules() -> tuple[dict[str, str], bytes, bytes]:
     """Return the agent's source texts by module, and as bytecode for a Python whose magic number is the second."""
-    sources = {"agent" if name == "__init__" else f"agent.{name}": file.read_text() for name, file in _FILES.items()}
+    texts = {name: file.read_text(encoding="utf-8") for name, file in _FILES.items()}
+    sources = {"agent" if name == "__init__" else f"agent.{name}": text for name, text in texts.items()}
     codes = {name: compile(text, name, "exec", dont_inherit=True) for name, text in sources.items()}
     return sources, importlib.util.MAGIC_NUMBER, marshal.dumps(codes)

@@ -31,7 +31,7 @@ from agent_rl.sandboxes.docker.services import Services
 
 PORT = 3128
 """Where the keeper listens, on loopback."""
-_KEEPER = Path(keeper.__file__).read_text()
+_KEEPER = Path(keeper.__file__).read_text(encoding="utf-8")
 _LIMITS = Limits(memory=96 << 20, processes=8, disk=1 << 20, files=64)
 """Of a keeper: 32 connections hold 256 KiB each way at most."""
 

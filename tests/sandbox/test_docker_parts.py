@@ -298,3 +298,11 @@ def test_build_image_reports_a_missing_engine(
     with pytest.raises(SandboxError, match=r"nothing\.sock"):
         asyncio.run(DockerSandboxes().open())
     gc.collect()  # a socket left open fails this test, not a later one
+
+
+def test_agent_is_sent_whatever_the_locale_is() -> None:
+    ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    sent = "import sys; from agent_rl.sandboxes.client import remote; sys.stdout.buffer.write(remote.greeting(9.0))"
+    done = subprocess.run([sys.executable, "-c", sent], env=ascii_only, stdout=subprocess.PIPE, check=True)
+    sources, *_ = remote._modules()
+    assert all(text.encode() in done.stdout for text in sources.values()) and "→" in sources["agent.agent"]

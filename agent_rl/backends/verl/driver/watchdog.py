@@ -141,7 +141,7 @@ def stop_with(folder: Path) -> Callable[[str], None]:
     """Return a function that writes the reason into a folder and ends this process at once."""
 
     def stop(fault: str) -> None:
-        (folder / FAULT).write_text(fault)
+        (folder / FAULT).write_text(fault, encoding="utf-8", errors="replace")  # any text of an error's
         os._exit(1)
 
     return stop
@@ -150,7 +150,7 @@ def stop_with(folder: Path) -> Callable[[str], None]:
 def read_fault(folder: Path) -> str | None:
     """Return why a run was stopped, if a watchdog stopped it."""
     file = folder / FAULT
-    return file.read_text() if file.exists() else None
+    return file.read_text(encoding="utf-8") if file.exists() else None
 
 
 def watched_processes(trainer: Any, loops: Any, env: str) -> list[WatchedProcess]:
