@@ -57,6 +57,21 @@ def test_export_of_a_run_loads_in_transformers(
     assert main(["export", str(folder), str(out)]) == 1 and "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--where", "success=yes"], "--where would not be read: say with --to which format episodes get"),
+        (["--to", "sft", "--merge", "--dtype", "float16"], "--merge, --dtype would not be read: leave out --to"),
+        (["-o", "other"], "or to other? Give one path"),
+    ],
+)
+def test_export_refuses_options_that_nothing_reads(
+    options: list[str], says: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(folder), str(tmp_path / "out"), *options]) == 1
+    assert says in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_weights_have_the_rights_of_other_files(folder: Path, tmp_path: Path) -> None:
     assert main(["export", str(folder), str(tmp_path / "model")]) == 0
     for place in (folder / "checkpoint", tmp_path / "model"):

@@ -8,13 +8,22 @@ from pathlib import Path
 from agent_rl.errors import ConfigError
 from agent_rl.store.shards import existing_shards
 
+_OF_EPISODES, _OF_MODELS = ("where", "search", "limit"), ("merge", "dtype")
+"""Options that have a meaning for one of both."""
+
 
 def export(arguments: argparse.Namespace) -> int:
     """Write the episodes that fit, or a model.
 
     Raises:
-        ConfigError: if it is not said where to.
+        ConfigError: if it is not said where to, or an option has no meaning for what is exported.
     """
+    if arguments.out and arguments.target:
+        raise ConfigError(f"export to {arguments.target} or to {arguments.out}? Give one path")
+    unread = _OF_EPISODES if arguments.to is None else _OF_MODELS
+    if given := [f"--{name}" for name in unread if getattr(arguments, name)]:
+        way_out = "say with --to which format episodes get" if arguments.to is None else "leave out --to for a model"
+        raise ConfigError(f"{', '.join(given)} would not be read: {way_out}")
     target = arguments.out or arguments.target
     if target is None:
         raise ConfigError("export where to? Give a path after --out")
