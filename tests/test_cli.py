@@ -133,6 +133,32 @@ def test_main_needs_no_stdout() -> None:
     assert done.returncode == 0 and not done.stderr
 
 
+def test_children_find_streams_that_were_closed(tmp_path: Path) -> None:
+    """The next files that are opened would be in their place, such as that of the episodes."""
+    (file := tmp_path / "prints.py").write_text(
+        "import subprocess\n"
+        "import agent_rl as ar\n"
+        "@ar.register('prints-v0', tasks=[{'n': 1}])\n"
+        "class Prints(ar.Env):\n"
+        "    def reset(self, task, rng): return 'hi'\n"
+        "    def step(self, action): return ar.Step(terminated=True)\n"
+        "    def oracle(self): yield 'x'\n"
+        "    @ar.reward\n"
+        "    def printed(self, episode): return not subprocess.call(['sh', '-c', 'cat; echo x; echo x >&2'])\n"
+    )
+    rollout = f"rollout --import {file} env=prints-v0 policy=oracle n=1 split=train out={tmp_path}/e.jsonl"
+    shell = f"'{sys.executable}' -m agent_rl {rollout} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", shell], check=False).returncode == 0
+    (episode,) = read_episodes(tmp_path / "e.jsonl")
+    assert episode.reward == 1, episode
+
+
+def test_play_without_stdin_ends() -> None:
+    shell = f"'{sys.executable}' -m agent_rl play calculator-v0 <&-"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Nothing was played" in done.stdout and not done.stderr
+
+
 def test_algorithms_lists_formulas_and_train_explains_one(capsys: pytest.CaptureFixture[str]) -> None:
     status, listed, _ = call(capsys, "algorithms")
     assert status == 0 and all(name in listed for name in choices("algorithm"))

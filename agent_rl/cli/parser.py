@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
     # torch reads it when it is loaded: its threads then sleep while they wait, and leave the core to other work
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _fill_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that a terminal or file can't hold is no error
         sys.stdout.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if argv is None else argv)
@@ -69,6 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exception(error)
         print(f"agent-rl: {describe(error)}", file=sys.stderr)
         return 1
+
+
+def _fill_closed_streams() -> None:
+    """Put the null device where a standard stream was closed before the start; what is opened next would be there."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)  # which has ended
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
