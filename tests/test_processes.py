@@ -13,7 +13,7 @@ import torch
 
 from agent_rl.backends.embedded.check import check_run, module_of
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.data_parallel import SeveralProcesses, _answers, _Worker, deal, in_processes
+from agent_rl.backends.embedded.data_parallel import SeveralProcesses, _answers, _end, _Worker, deal, in_processes
 from agent_rl.backends.settings import resumed_changes
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError, WorkerError
@@ -135,7 +135,7 @@ def sleeping() -> Iterator[_Worker]:
     yield worker
     worker.process.kill()
     other.close()
-    worker.end()
+    _end([worker])
 
 
 def test_share_ends_when_another_process_is_lost(sleeping: _Worker) -> None:
@@ -161,7 +161,7 @@ def test_answers_wait_for_no_process_beside_a_lost(sleeping: _Worker) -> None:
     other.close()
     with pytest.raises(WorkerError, match="process 1 of the run ended: 0"):
         _answers([sleeping, lost])
-    lost.end()
+    _end([lost])
 
 
 def test_lost_process_is_named_with_way_out() -> None:
@@ -172,5 +172,5 @@ def test_lost_process_is_named_with_way_out() -> None:
     other.close()
     with pytest.raises(WorkerError, match=r"process 2 .* killed by signal 9.*resume=runs/x processes=1"):
         worker.answer()
-    worker.end()
+    _end([worker])
     assert process.poll() is not None
