@@ -22,6 +22,8 @@ TOKENIZERS := deepseek_v3 gemma3 gptoss qwen3
 MCP_SERVERS := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 memory@2026.8.31 everything@2026.8.31)
 PIP := $(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# where it is set, each of the hundreds of interpreters that the tests start compiles what it imports, and tests are rewritten anew
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
