@@ -94,10 +94,7 @@ def estimate(config: TrainConfig, env: EnvSpec, source: str | Path | None = None
     context = config.context(env.budget.tokens) if known else SHORTEST_CONTEXT
     held = _held(model, config)
     sampling = _sampling(model, config, context, device)
-    updating = {
-        "pages": min(sampling["pages"], KEPT),
-        **_updating(model, config, context, device),
-    }  # which spoils the model
+    updating = {"pages": min(sampling["pages"], KEPT)} | _updating(model, config, context, device)  # last: it spoils it
     parts = held | max(updating, sampling, key=lambda phase: sum(phase.values()))
     if config.processes > 1 and device.type == "cpu":
         each = sum(parts.values()) - held["optimizer"] - held["reference"] + PROCESS

@@ -139,10 +139,9 @@ def _sampled_by_turn(episode: Episode) -> dict[int | None, JSON]:
 def _turn_json(episode: Episode, turn: Turn, at: int) -> dict[str, JSON]:
     """Return a turn; `at` is the number of its first message in the episode."""
     step = None if turn.index is None or turn.index >= len(episode.steps) else episode.steps[turn.index]
-    used = None
-    if turn.index is not None:
-        inherited = 0 if episode.parent is None else episode.parent[1]  # turns that a fork's own usage does not hold
-        used = dict(enumerate(episode.usage, inherited)).get(turn.index)
+    inherited = 0 if episode.parent is None else episode.parent[1]  # turns that a fork's own usage does not hold
+    own = -1 if turn.index is None else turn.index - inherited
+    used = episode.usage[own] if 0 <= own < len(episode.usage) else None
     return {
         "index": turn.index,
         "first": at,
