@@ -84,6 +84,21 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
+def filled_in(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, object]:
+    """Return settings with defaults where they say nothing, section by section.
+
+    What is given for a section, and is none, stays as it is, for the schema to refuse.
+    """
+    found = {**defaults, **given}
+    for name, default in defaults.items():
+        value = found[name]
+        if isinstance(value, Section):
+            value = value.model_dump(exclude_unset=True)
+        if isinstance(default, Mapping) and isinstance(value, Mapping):
+            found[name] = filled_in(value, default)
+    return found
+
+
 def load_config(
     name: str | None, schema: type[M], overrides: Sequence[str] = (), settings: Mapping[str, object] = _NONE
 ) -> M:

@@ -1,23 +1,25 @@
 """Learning curves of several seeds, as BENCHMARKS.md shows them: a table on the terminal and a figure.
 
-    python benchmarks/learning.py run calculator-v0 --seeds 0 1 2 3 4 [key=value ...]
+    python benchmarks/learning.py run calculator-v0 [key=value ...] --seeds 0 1 2 3 4
     python benchmarks/learning.py collect RUN [RUN ...] --figure benchmarks/learning.svg
 
-`run` trains one seed after the other, from the command line, as a user would; `collect` reads finished runs.
+`run` trains one seed after the other, from the command line, as a user would, and takes a finished run as it is;
+`collect` reads finished runs.
 """
 
 import argparse
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+from algorithms import train
 from omegaconf import OmegaConf
 
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.report import Summary
 
+OUT = Path("runs") / "learning"
 BARS = {"after": 0.90, "after_greedy": 0.97}
 GAIN = 0.40
 CONTROL = ", shuffled rewards"
@@ -37,7 +39,7 @@ def main() -> int:
         sub.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
     if arguments.command == "run":
-        runs = [train(arguments.env, seed, arguments.overrides) for seed in arguments.seeds]
+        runs = [run_of(arguments.env, seed, arguments.overrides) for seed in arguments.seeds]
     else:
         runs = arguments.runs
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
@@ -47,13 +49,11 @@ def main() -> int:
     return 0 if all(passed) else 1
 
 
-def train(env: str, seed: int, overrides: list[str]) -> Path:
-    """Train one seed in a process of its own."""
-    name = f"{env.replace('/', '-')}-seed{seed}"
-    settings = [f"env={env}", f"seed={seed}", f"name={name}", *overrides]
-    print(f"load {os.getloadavg()[0]:.1f}: agent-rl train {' '.join(settings)}", flush=True)
-    subprocess.run([sys.executable, "-m", "agent_rl", "train", *settings], check=True, stdout=subprocess.DEVNULL)
-    return (Path("runs") / "latest").resolve()
+def run_of(env: str, seed: int, overrides: list[str]) -> Path:
+    """Train one seed; say how busy the machine was."""
+    print(f"load {os.getloadavg()[0]:.1f}: {env}, seed {seed}", file=sys.stderr, flush=True)
+    name = "-".join([env, *overrides]).replace("/", "-")
+    return train(name, seed, [f"env={env}", *overrides], OUT)
 
 
 def variant(run: Path) -> str:
@@ -97,7 +97,7 @@ def draw(runs: list[Path], summaries: list[Summary], figure: Path) -> None:
             label=f"seed {summary['seed']}{variant(run)}",
         )
         panel.set_title(f"{summary['env']}: held-out success, sampled at T=1")
-        panel.set_xlabel("GRPO step")
+        panel.set_xlabel("step")
         panel.axhline(BARS["after"], color="grey", lw=0.5, ls=":")
     for panel in axes[0]:
         panel.set_ylim(0, 1.02)

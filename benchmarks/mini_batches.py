@@ -25,7 +25,7 @@ TOKENS, COUNTS, REPETITIONS, BAR = 30_000, (1, 3, 6), 3, 1.15
 
 def trainer(minibatches: int) -> Trainer:
     """Return what updates, with a model of its own."""
-    config = load_config("backend/embedded", TrainConfig, [f"updates.minibatches={minibatches}"])
+    config = load_config("backend/embedded", TrainConfig, ["algorithm=grpo", f"updates.minibatches={minibatches}"])
     return updating_trainer(config, make_model(config.model, VOCAB, seed=0))
 
 

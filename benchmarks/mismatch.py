@@ -39,7 +39,8 @@ from agent_rl.runs.metrics import Row, read_metrics
 OUT = Path("runs") / "mismatch"
 FORMATS = ["float32", "bfloat16", "float8", "int4"]
 ENV = "calculator-v0"
-COMMON = [f"env={ENV}", "model=tiny_moe", "threads=1", "eval.n=256", "eval.every=0", "rollout.groups=8"]
+COMMON = [f"env={ENV}", "model=tiny_moe", "threads=1", "eval.n=256", "eval.every=0"]
+COMMON += ["rollout.groups=8", "rollout.temperature=1"]
 WARM = ["steps=0", "warm_start.demonstrations=3000", "warm_start.clone_steps=200"]
 TREATMENTS = {
     "bypass": ["algorithm.proximal=rollout"],
@@ -85,7 +86,8 @@ def main() -> None:
     for seed in options.seeds:  # a whole comparison first, the next seed afterwards
         for weights, treatment in wanted:
             start = [f"start_from={warm[seed] / 'checkpoint'}", f"steps={options.steps}", f"rollout.weights={weights}"]
-            chosen = TREATMENTS.get(treatment, [f"algorithm={treatment}"])
+            own = TREATMENTS.get(treatment)
+            chosen = [f"algorithm={treatment}"] if own is None else ["algorithm=grpo", *own]
             folder = train(f"{weights}-{treatment}", seed, [*chosen, *start, *common], OUT)
             runs[weights, treatment].append(folder)
     print_results(runs)
@@ -124,7 +126,7 @@ def settings() -> TrainConfig:
 def probe(actor: Actor) -> dict[str, float]:
     """Sample 128 episodes and score them twice, with and without their routes replayed."""
     trainer = Trainer(spec(ENV), actor, settings())
-    _, episodes = trainer.evaluate(spec(ENV).tasks.distinct("dev", 128), trainer.rollouts.params, "dev", "probe")
+    _, episodes = trainer.evaluate(spec(ENV).tasks.distinct("dev", 128), trainer.rollouts.params_of(0), "dev", "probe")
     batch = Experience.of(group_episodes(episodes)).rows
     routes = batch.routed_experts
     if routes is None:

@@ -106,7 +106,8 @@ def run(arm: str, seed: int, start: Path, overrides: list[str]) -> list[Row]:
         return rows
     rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    config = load_config("backend/embedded", TrainConfig, ["algorithm.proximal=recompute", f"seed={seed}", *overrides])
+    chosen = ["algorithm=grpo", "algorithm.proximal=recompute", f"start_from={start / 'checkpoint'}", f"seed={seed}"]
+    config = load_config("backend/embedded", TrainConfig, [*chosen, *overrides])
     torch.set_num_threads(config.threads or 1)
     hf_logging.disable_progress_bar()
     env = spec(config.env)

@@ -41,7 +41,8 @@ from agent_rl.gym.registry import spec
 
 GROUPS, SAMPLES, VOCAB = 8, 4, 50
 LEAST = 1e-5
-RUN = ["rollout.weights=int4", "optimizer.lr=0.03", "optimizer.warmup_steps=0", "steps=9"]
+RUN = ["rollout.weights=int4", "rollout.temperature=1", "steps=9"]
+RUN += ["optimizer.lr=0.03", "optimizer.warmup_steps=0", "optimizer.weight_decay=0"]
 """Another format samples, so that `proximal: auto` recomputes old; ratios leave their bounds at this learning rate."""
 
 

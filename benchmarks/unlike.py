@@ -1,4 +1,4 @@
-"""Environments unlike the built-in ones, learned by `agent-rl train algorithm=maxrl`, as BENCHMARKS.md shows it.
+"""Environments unlike the built-in ones, learned by the defaults of `agent-rl train`, as BENCHMARKS.md shows it.
 
     python benchmarks/unlike.py [key=value ...] [--envs lock hops belt compare stock] [--seeds 0 1 2]
                                 [--figure benchmarks/unlike.svg]
@@ -32,12 +32,9 @@ OUT = Path("runs") / "unlike"
 FILES = Path(__file__).parent / "unlike"
 STEPS: Mapping[str, int] = {"lock": 600, "hops": 300, "belt": 600, "compare": 1500, "stock": 500}
 """The environments, and for how long each is trained."""
-RECIPE = ("algorithm=maxrl", "rollout.temperature=1.3", "eval.temperature=1", "optimizer.weight_decay=0.1")
-"""What all are trained by, beside the defaults: tasks count by one over their success, training samples more widely
-than what is evaluated, and weights that shrink free what is settled, right or wrong."""
 OWN: Mapping[str, Sequence[str]] = {"belt": ("warm_start.clone_steps=1000", "rollout.temperature=2")}
-"""What one takes beside it: cloning learns belt's demonstrations late, and its policies are surer of what is wrong."""
-COMMON = (*RECIPE, "threads=1", "eval.n=256", "eval.every=50")
+"""What one takes beside: cloning learns belt's demonstrations late, and its policies are surer of what is wrong."""
+COMMON = ("threads=1", "eval.n=256", "eval.every=50")
 BAR, EARLY, SMOOTH = 0.95, 20, 5
 
 

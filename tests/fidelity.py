@@ -33,8 +33,8 @@ little time, but at the default learning rate, which is tuned for one, four did 
 Several updates a batch): they want a smaller `optimizer.lr`. NAME-paper takes its source's
 number, where that is stated and another than one; of gigpo's script it is one for 256 turns, which no number says, and
 of gspo it is all that differs, so that `updates.minibatches=4` makes GSPO's of it.
-The optimizer, the learning rate and the sizes of a batch are the run's, too, and not compared here. Every log-ratio is
-clamped to ± 20. NAME-paper is a preset of its own:
+The optimizer, the learning rate, the temperature and the sizes of a batch are the run's, too, and not compared here.
+Every log-ratio is clamped to ± 20. NAME-paper is a preset of its own:
 NAME, with its source's values in the rows that its table lists.
 """
 

@@ -26,7 +26,7 @@ SMALL = {
     "model": {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "head_dim": 16, "intermediate": 64},
     "warm_start": {"demonstrations": 64, "copy_steps": 2, "copy_share": 0.25, "clone_steps": 12, "batch": 8},
     "optimizer": {"lr": 5e-4, "decay_from": 1.0},
-    "rollout": {"groups": 3, "samples": 4, "slots": 8, "max_tokens": 24},
+    "rollout": {"groups": 3, "samples": 4, "temperature": 1.0, "slots": 8, "max_tokens": 24},
     "eval": {"n": 8, "dev_n": 4, "every": 2},
 }
 

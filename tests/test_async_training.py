@@ -69,7 +69,7 @@ def test_one_step_off_trains_k_updates_behind(k: int, talker: Path, tmp_path: Pa
         assert {e.origin.step for e in result.episodes} == {step}
         assert result.metrics[f"policy_version/staleness_{step - oldest}"] == 1.0
         assert len(trainer.ahead) == min(k, 4 - step)  # no batch is sampled without a step to train on it
-    _, episodes = trainer.evaluate(trainer.spec.tasks.distinct("dev", 4), trainer.rollouts.params, "dev", "dev")
+    _, episodes = trainer.evaluate(trainer.spec.tasks.distinct("dev", 4), trainer.rollouts.params_of(0), "dev", "dev")
     assert versions(episodes) == {5}
 
 

@@ -210,7 +210,7 @@ def test_train_help_lists_the_schema(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     out = capsys.readouterr().out
-    assert "rollout.groups=16" in out and "Tasks per step" in out and "warm_start.KEY=VALUE" in out
+    assert "rollout.groups=16" in out and "Tasks per step" in out and "judge.KEY=VALUE" in out
     assert "(Dettmers et al. 2021" in " ".join(out.split())  # a first sentence goes on behind an abbreviation
 
 

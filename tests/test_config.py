@@ -17,6 +17,7 @@ from agent_rl.backends.embedded.config import (
     InterruptionConfig,
     TrainConfig,
 )
+from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.cli.chat import ChatSettings
 from agent_rl.cli.check import JudgedCheckSettings
@@ -73,7 +74,7 @@ def test_write_config_has_the_keys_of_null_sections() -> None:
 
 def test_load_config_composes_presets() -> None:
     config = load()
-    assert config.env == "calculator-v0" and config.algorithm.name == "grpo" and config.model.architecture == "qwen3"
+    assert config.env == "calculator-v0" and config.algorithm.name == "maxrl" and config.model.architecture == "qwen3"
     assert load("model=tiny_moe").model.architecture == "qwen3_moe"
     assert {"tiny", "tiny_moe"} <= set(choices("model")) and choices("no such group") == []
 
@@ -91,8 +92,21 @@ def test_algorithm_name_is_taken_for_its_preset() -> None:
 def test_schema_defaults_match_the_command_line(backend: str, schema: type[RunConfig]) -> None:
     given = {"env": "calculator-v0"} | ({"start_from": "m"} if schema is VerlConfig else {})
     composed = load_config(f"backend/{backend}", schema, [f"{key}={value}" for key, value in given.items()])
-    presets = {"verl"}  # hardware=
+    presets = {"verl", "algorithm"}  # hardware=, algorithm=
     assert composed.model_dump(exclude=presets) == schema(**given).model_dump(exclude=presets)
+
+
+def test_fresh_models_explore_and_others_are_left_as_they_are() -> None:
+    def chosen(*settings: str) -> tuple[float, float, float]:
+        config = load(*settings)
+        return config.rollout.temperature, config.eval.sampled(config.rollout), config.optimizer.weight_decay
+
+    assert chosen() == chosen("optimizer.lr=1e-3", "eval.n=8") == (1.3, 1.0, 0.1)
+    assert chosen("rollout.temperature=2", "optimizer.weight_decay=0") == (2.0, 1.0, 0.0)
+    assert chosen("start_from=m") == chosen("algorithm=rft", "episodes=e.jsonl") == (1.0, 1.0, 0.0)
+    assert chosen("start_from=m", "rollout.temperature=0.7") == (0.7, 0.7, 0.0)
+    section = TrainConfig(env="calculator-v0", optimizer=OptimizerConfig(lr=1.0)).optimizer
+    assert (section.lr, section.weight_decay) == (1.0, 0.1)
 
 
 def sections(schema: type[Section]) -> Iterator[tuple[str, type[Section], object]]:

@@ -277,5 +277,5 @@ def test_interruption_works_in_evaluation(folder: Path, tmp_path: Path):
     actor = load_actor(folder / "checkpoint", slots=8, context=256)
     trainer = Trainer(spec("calculator-v0"), actor, config(tmp_path, rollout=rollout))
     tasks = [trainer.spec.tasks.get("eval", i) for i in range(4)]
-    _, episodes = trainer.evaluate(tasks, trainer.rollouts.params, "eval", "check")
+    _, episodes = trainer.evaluate(tasks, trainer.rollouts.params_of(0), "eval", "check")
     assert trajectory_metrics(episodes)["rollout/interrupted"] > 0

@@ -70,7 +70,10 @@ def test_advantages_of_one_episode_are_known(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["rollout.samples=1"], "rollout.samples=1: advantage=group-relative compares the episodes of a task"),
+        (
+            ["algorithm=grpo", "rollout.samples=1"],
+            "rollout.samples=1: advantage=group-relative compares the episodes of a task",
+        ),
         (
             ["algorithm=remax", "algorithm.filters=[varied-groups]", "rollout.samples=1"],
             "varied-groups keeps tasks whose",

@@ -37,7 +37,7 @@ def test_layers_run_by_the_kernels_of_the_backward(device: str) -> None:
 
 def test_float32_head_narrows_the_gap(folder: Path, tmp_path: Path) -> None:
     one = trainer(folder / "checkpoint", tmp_path)
-    _, episodes = one.evaluate(one.spec.tasks.distinct("dev", 12), one.rollouts.params, "dev", "gap")
+    _, episodes = one.evaluate(one.spec.tasks.distinct("dev", 12), one.rollouts.params_of(0), "dev", "gap")
 
     def gap(**precision: object) -> float:
         """The mean distance of the training forward's log-probabilities from the engine's."""

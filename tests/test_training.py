@@ -33,7 +33,7 @@ from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.view.progress import Progress
 from tests.batches import scored
 from tests.doubles import assert_plays_again
-from tests.runs import assert_same_run, config, killed_run, metrics_of, weights, whole_and_killed
+from tests.runs import SMALL, assert_same_run, config, killed_run, metrics_of, weights, whole_and_killed
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_stored_logprobs_match_the_training_forward(trainer: Trainer) -> None:
     episodes = trainer.train_step().episodes  # sampled with the weights before the update ...
     again = Trainer(trainer.spec, trainer.actor, trainer.config)
     again.actor.engine.update_weights(0)
-    params = trainer.rollouts.params
+    params = trainer.rollouts.params_of(0)
     _, fresh = again.evaluate(
         trainer.spec.tasks.distinct("dev", 12), params, "dev", "check"
     )  # ... these with those after it
@@ -122,11 +122,21 @@ def test_stored_logprobs_match_the_training_forward(trainer: Trainer) -> None:
     for episode in fresh:
         (trajectory,) = episode.trajectories
         with torch.no_grad():
-            scored = score_tokens(
-                trainer.actor.model, torch.tensor(trajectory.token_ids[None].astype(np.int64))
-            ).logprobs
+            ids = torch.tensor(trajectory.token_ids[None].astype(np.int64))
+            scored = score_tokens(trainer.actor.model, ids, params.temperature).logprobs
         mask = trajectory.loss_mask
         assert np.abs(scored[0].numpy()[mask] - trajectory.logprobs[mask]).max() < 1e-5
+
+
+def test_final_temperature_is_reached_and_scored_as_sampled(folder: Path, tmp_path: Path) -> None:
+    rollout = {**SMALL["rollout"], "final_temperature": 3.0}  # type: ignore[dict-item]
+    settings = config(tmp_path, rollout=rollout, steps=3, algorithm={"filters": []})
+    trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), settings)
+    for temperature in (1.0, 2.0, 3.0):
+        assert trainer.rollouts.params_of(trainer.step).temperature == temperature
+        metrics = trainer.train_step().metrics
+        assert metrics.get("train/rollout_gap", 0.0) < 1e-5
+    assert metrics["train/samples"]
 
 
 def test_first_update_has_ratio_one(trainer: Trainer) -> None:

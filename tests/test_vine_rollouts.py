@@ -41,7 +41,7 @@ def test_continuations_score_like_the_training_forward(trainer: Trainer) -> None
     turns = [(e, turn) for e in episodes for turn in range(e.turns)]
     assert max(turn for _, turn in turns) >= 1
     jobs = [continuation(trainer.spec, e, turn, seed) for seed, (e, turn) in enumerate(turns)]
-    policy = trainer.actor.policy(trainer.rollouts.params)
+    policy = trainer.actor.policy(trainer.rollouts.params_of(0))
     runs = asyncio.run(run_jobs(jobs, policy, concurrency=8))
     differing = 0
     for (parent, turn), run in zip(turns, runs, strict=True):

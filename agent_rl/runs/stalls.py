@@ -38,7 +38,8 @@ calls that were written again as text."""
 FEW_DECIDE = 0.3
 """An effective sample size of the weights, as a share of the tokens, below which few tokens make the update."""
 PATIENT = (
-    "algorithm=maxrl, rollout.temperature=1.3, eval.temperature=1, optimizer.weight_decay=0.1 and hundreds of steps"
+    "hundreds of steps with algorithm=maxrl, rollout.temperature=1.3 (or 2), eval.temperature=1 and "
+    "optimizer.weight_decay=0.1"
 )
 """What got all runs of five environments past their short cuts; benchmarks/unlike.py measures it."""
 DRIFTED = '"algorithm.negative_mask={name: opsm, delta: 0.01}"'
@@ -182,7 +183,7 @@ def _plateau(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
         yield "one answer", f"{stalled}: {same:.0%} of the episodes end with the same answer; {floors}"
     elif repeated is not None and repeated > MANY_ALIKE:
         unsure = "" if entropy is None else f" (entropy {entropy:.2g} nats)"
-        more = f"past such points came {PATIENT}, from the start on; or raise algorithm.entropy, or clip_high_eps"
+        more = f"{PATIENT} came past such points, from the start on; or raise algorithm.entropy, or clip_high_eps"
         yield (
             "no exploration",
             f"{stalled}: {repeated:.0%} of the episodes repeat another of their task{unsure}; {more}",

@@ -14,7 +14,7 @@ from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, Mod
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig, pretrained_defaults
-from agent_rl.config import Count, Section
+from agent_rl.config import Count, Section, filled_in
 from agent_rl.engines.base import WeightFormat
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RoutingConfig
@@ -27,6 +27,13 @@ MAX_TOKENS = 56
 """Of one reply of a model made here: what the built-in environments' demonstrations need. It is in the checkpoint."""
 
 
+FRESH: Mapping[str, object] = {
+    "rollout": {"temperature": 1.3},
+    "eval": {"temperature": 1.0},
+    "optimizer": {"weight_decay": 0.1},
+}
+"""The defaults of runs in which a fresh model samples: it explores more than it is evaluated with, and weights that
+shrink free what is settled, right or wrong. A large vocabulary has too many wrong tokens for the temperature."""
 DEVICES = r"^(auto|cpu|mps|cuda(:\d+)?)$"
 
 
@@ -87,6 +94,11 @@ class InterruptionConfig(Section):
 class EmbeddedRolloutConfig(RolloutConfig):
     """How training episodes are sampled."""
 
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """With `start_from` or `episodes` 1. Nothing else changes the distribution, so its log-probabilities are exact."""
+    final_temperature: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Of the last step's episodes: from `temperature` on it rises to this, linearly, as a policy that gets surer of
+    itself explores less and less; null keeps it as it is. Evaluations have their own (`eval.temperature`)."""
     slots: int = Field(64, ge=1)
     """Episodes under way at a time."""
     context: int | None = Field(None, ge=2)
@@ -117,7 +129,7 @@ class EmbeddedEvalConfig(EvalConfig):
     keep_best: bool = True
     """Whether the weights that did best on those tasks, the latest of equals, are kept beside the last ones."""
     temperature: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Of the sampled evaluations; null for `rollout.temperature`."""
+    """Of the sampled evaluations; null, the default with `start_from`, for `rollout.temperature`."""
     low_temperature: float = Field(0.2, gt=0, allow_inf_nan=False)
     """A second temperature to evaluate at, to tell pruned noise from a new skill."""
 
@@ -183,10 +195,12 @@ class TrainConfig(RunConfig):
     @model_validator(mode="before")
     @classmethod
     def _of_the_start(cls, given: object) -> object:
-        """Fill in the warm start that suits a model to start from; a fresh model's are the section's own defaults."""
-        if not isinstance(given, Mapping) or given.get("start_from") is None:
+        """Fill in what suits the model that the run starts from: a given one, or a fresh one that samples."""
+        if not isinstance(given, Mapping):
             return given
-        return {**given, "warm_start": pretrained_defaults(given.get("warm_start"))}
+        if given.get("start_from") is not None:
+            return {**given, "warm_start": pretrained_defaults(given.get("warm_start"))}
+        return given if given.get("episodes") is not None else filled_in(given, FRESH)
 
     @model_validator(mode="after")
     def _meaningful(self) -> TrainConfig:
@@ -222,6 +236,11 @@ class TrainConfig(RunConfig):
     def forward_tokens(self) -> int:
         """How many padded tokens go through a model at a time."""
         return self.micro_batch_tokens or (1024 if self.device == "cpu" else 4096)
+
+    def temperature_at(self, step: int) -> float:
+        """Return the temperature of the episodes that a step (from 0) learns from."""
+        first, last = self.rollout.temperature, self.rollout.final_temperature
+        return first if last is None else first + (last - first) * step / max(1, self.steps - 1)
 
     @property
     def steps_ahead(self) -> int:

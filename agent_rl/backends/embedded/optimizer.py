@@ -43,7 +43,7 @@ class OptimizerConfig(Section):
     beta2: float = Field(0.95, ge=0, lt=1)
     """AdamW's, of the mean of their squares."""
     weight_decay: float = Field(0.0, ge=0)
-    """AdamW's and Muon's, decoupled from the gradients."""
+    """AdamW's and Muon's, decoupled from the gradients; with `start_from` 0, as in a warm start."""
     max_grad_norm: float = Field(1.0, gt=0)
     """A longer gradient of all parameters together is scaled down to this length."""
     warmup_steps: int = Field(5, ge=0)

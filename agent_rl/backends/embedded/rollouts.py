@@ -80,8 +80,6 @@ class RolloutSampler:
     def __init__(self, spec: EnvSpec, actor: Actor, config: TrainConfig, algorithm: Algorithm) -> None:
         self.spec, self.actor, self.config, self.algorithm = spec, actor, config, algorithm
         self.tasks = spec.tasks.stream(config.split, config.seed)
-        self.params = actor.params(config.rollout.temperature, config.rollout.max_tokens)
-        """What training samples with: nothing but the temperature, so that its log-probabilities are exact."""
         self.processes = OneProcess()
 
     def sample(self, step: int) -> StepBatch:
@@ -103,12 +101,16 @@ class RolloutSampler:
         tokens = self.actor.engine.tokens - before
         return replace(found, seconds=time.perf_counter() - started, tokens=tokens)
 
+    def params_of(self, step: int) -> SamplingParams:
+        """Return what training samples with: nothing but the temperature, so that its log-probabilities are exact."""
+        return self.actor.params(self.config.temperature_at(step), self.config.rollout.max_tokens)
+
     def value(self, step: int, groups: Groups) -> tuple[Tensor, dict[str, float]]:
         """Estimate the values of the states of a step's batch, as `group_sampling.value_states`."""
         config = self.config
 
         def run(jobs: list[Job]) -> list[Episode]:
-            continued = self.run([replace(job, retries=config.retries) for job in jobs], self.params)
+            continued = self.run([replace(job, retries=config.retries) for job in jobs], self.params_of(step))
             order = rng(Stream.SHUFFLED_CONTINUATIONS, config.seed, step)
             return shuffled(continued, order) if config.shuffle_rewards else continued
 
@@ -156,7 +158,7 @@ class RolloutSampler:
         ]
         if config.self_play:
             jobs = [seated for job in jobs for seated in match_jobs(job)]
-        groups = self.processes.spread(self.play_groups, jobs, self.params, seats * config.rollout.samples)
+        groups = self.processes.spread(self.play_groups, jobs, self.params_of(step), seats * config.rollout.samples)
         if not config.shuffle_rewards:
             return groups
         order = rng(Stream.SHUFFLED_REWARDS, config.seed, step, first)
@@ -177,7 +179,7 @@ class RolloutSampler:
             )
             for first in (group.episodes[0] for group in groups)
         ]
-        return self.run(jobs, replace(self.params, temperature=0.0))
+        return self.run(jobs, self.actor.params(0.0, self.config.rollout.max_tokens))
 
 
 def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:

@@ -252,7 +252,7 @@ class Trainer:
             scores = score_tokens(
                 model,
                 batch.rows.token_ids.to(model.device),
-                config.rollout.temperature,
+                config.temperature_at(self.step),
                 wanted=batch.rows.loss_mask.to(model.device),
                 prompt=prompt,
                 entropy_gradient=config.algorithm.entropy > 0,
@@ -303,7 +303,7 @@ class Trainer:
         log: RouteLog | None = None,
     ) -> list[Tensor]:
         config = self.config
-        settings = (config.rollout.temperature, config.precision, config.forward_tokens)
+        settings = (config.temperature_at(self.step), config.precision, config.forward_tokens)
         return score_rows(model, rows, names, *settings, group, given=given, log=log)
 
     def _routes(self, scored: ScoredRows) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
-from agent_rl.config import Section
+from agent_rl.config import Section, filled_in
 from agent_rl.runs.config import PathOrName
 
 
@@ -64,8 +64,8 @@ _PRETRAINED: Mapping[str, object] = {
     "copy_steps": 0,
     "copy_share": 0.0,
     "env_weight": 0.0,
+    "optimizer": {"lr": 5e-5, "muon_lr": 0.0},
 }
-_PRETRAINED_OPTIMIZER: Mapping[str, object] = {"lr": 5e-5, "muon_lr": 0.0}
 
 
 def pretrained_defaults(given: object) -> object:
@@ -77,11 +77,4 @@ def pretrained_defaults(given: object) -> object:
         given = given.model_dump(exclude_unset=True)
     if not isinstance(given, Mapping | None):
         return given
-    chosen = {**_PRETRAINED, "clone_steps": 100 if given and given.get("episodes") else 0, **(given or {})}
-    optimizer = chosen.get("optimizer", {})
-    if isinstance(optimizer, OptimizerConfig):
-        optimizer = optimizer.model_dump(exclude_unset=True)
-    return {
-        **chosen,
-        "optimizer": {**_PRETRAINED_OPTIMIZER, **optimizer} if isinstance(optimizer, Mapping) else optimizer,
-    }
+    return filled_in(given or {}, {**_PRETRAINED, "clone_steps": 100 if given and given.get("episodes") else 0})
