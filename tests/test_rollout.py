@@ -144,7 +144,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("agent_rl.rollout.episode.time", clock)
+    monkeypatch.setattr("agent_rl.rollout.clock.time", clock)
     return clock
 
 

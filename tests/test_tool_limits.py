@@ -161,7 +161,7 @@ def test_rate_waits_are_not_the_environments_time():
     run = EpisodeRun(job, ar.oracle())
     episode = asyncio.run(run.play())
     assert [m.content for m in episode.messages if m.role == "tool"] == ["ok"] * 5
-    assert 0 < run.meter.spent < run.seconds - 3.9 * TURN
+    assert 0 < run.clock.meter.spent < run.clock.seconds - 3.9 * TURN
 
 
 def test_uncounted_waits_move_the_deadline():

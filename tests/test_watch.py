@@ -62,7 +62,7 @@ def test_watchdog_names_the_episode_turn_and_call_that_hangs(
     async def run() -> None:
         running = asyncio.create_task(run_jobs(jobs, ar.oracle()))
         async with asyncio.timeout(60):
-            while len([r for r in runs_under_way() if r.stage == "step"]) < 2:
+            while len([r for r in runs_under_way() if r.clock.stage == "step"]) < 2:
                 await asyncio.sleep(0.001)
         with caplog.at_level(logging.WARNING, "agent_rl"):
             look(status, 0.0, named)
@@ -165,7 +165,7 @@ def test_watchdog_says_how_a_sync_step_holds_up_no_others(blocking: bool, caplog
     job = Job(ar.spec(f"watch/sync-{blocking}-v0".lower()), {}, 0)
     playing = threading.Thread(target=lambda: asyncio.run(run_jobs([job], ar.oracle())))
     playing.start()
-    while not any(run.stage == "step" for run in runs_under_way()):
+    while not any(run.clock.stage == "step" for run in runs_under_way()):
         threading.Event().wait(0.001)
     with caplog.at_level(logging.WARNING, "agent_rl"):
         name_hung(0.0, {})

@@ -210,14 +210,13 @@ async def verify_prefix(job: Job) -> Sequence[ToolSpec]:
     assert job.branch is not None
     run = EpisodeRun(job, nothing_policy(), env := job.spec.make(**job.env_args))
     try:
-        await job.branch.reach(env, run.reset, run.call)
+        await job.branch.reach(env, run.reset, run.clock.call)
         return env.tools
     except AgentRLError:
         raise
     except Exception as error:  # the environment's own
-        raise ReplayError(
-            f"episode {job.branch.episode.id!r} does not replay: {run.stage} raised {type(error).__name__}: {error}"
-        ) from error
+        what = f"{run.clock.stage} raised {type(error).__name__}: {error}"
+        raise ReplayError(f"episode {job.branch.episode.id!r} does not replay: {what}") from error
     finally:
         await close_env(env, run.budget.close_seconds)
 

@@ -123,7 +123,7 @@ class _Run(EpisodeRun):
 
     def failed(self, error: BaseException) -> Episode:
         """Keep what broke the replay."""
-        self.replayed.problem = (self.stage, error)
+        self.replayed.problem = (self.clock.stage, error)
         return self.episode(StopReason.ERROR, Outcome.FAILED)
 
     async def score(self, episode: Episode) -> Episode:
@@ -140,7 +140,7 @@ class _Run(EpisodeRun):
             if type(env).score is not Env.score:
                 return episode
             vars(env)["reward_components"] = tuple(left)
-        self.stage = "score"
+        self.clock.enter("score")
         finished = replace(recorded, rewards=(), judgements=())
         judgements: list[Judgement] = []
         rewards = await env.score(finished, self.budget.score_seconds, judgements)

@@ -23,7 +23,8 @@ from agent_rl.gym.text_space import MAX_LENGTH, AnyText
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Reply
 from agent_rl.rendering.hermes import CLOSE, OPEN, read_hermes, write_call
-from agent_rl.rollout.episode import CALLER, EpisodeRun
+from agent_rl.rollout.clock import CALLER
+from agent_rl.rollout.episode import EpisodeRun
 from agent_rl.rollout.job import Job
 from agent_rl.worker_threads import outside_loop
 
@@ -249,7 +250,7 @@ class SteppedEpisode:
 
     async def reply(self, max_tokens: int | None = None) -> Reply:
         """Wait for the caller's."""
-        self.run.stage = CALLER
+        self.run.clock.stage = CALLER
         self._answer = self._loop.create_future()
         self._loop.stop()
         return await self._answer

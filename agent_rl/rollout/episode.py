@@ -7,24 +7,22 @@ import functools
 import logging
 import os
 import reprlib
-import time
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar, TypeVarTuple, cast
+from typing import cast
 
-from agent_rl.concurrency import call, is_awaitable, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step, own_task
-from agent_rl.core.meter import Meter, meter
+from agent_rl.core.meter import meter
 from agent_rl.core.sandbox_loss import loss_told_by
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError, PolicyError, RenderError, kind_of
-from agent_rl.gym.budget import overdue
 from agent_rl.gym.env import Env, messages_of
-from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, FullContextError, Policy, Reply, unread
+from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, FullContextError, Policy, unread
+from agent_rl.rollout.clock import EpisodeClock, OutOfTimeError
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.job import Branch, Job
 from agent_rl.rollout.lost_sandbox import only_losses, scored_anyway
@@ -33,12 +31,6 @@ from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
 
 _log = logging.getLogger(__name__)
-
-CALLER = "caller"
-"""The stage of an episode whose policy is a caller of ours: nothing of ours works until it says more."""
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 
 async def run_episode(
@@ -87,15 +79,11 @@ class EpisodeRun:
         self.is_talking = True
         """Whether the conversation is open, if it was begun."""
         self.replies = self.calls = 0
-        self.meter = Meter()
-        self.stage = "make"
-        """What a failure is reported to have broken."""
-        self.started = self.since = time.perf_counter()
-        """When the episode, and when its present call, began."""
+        self.clock = EpisodeClock(job.spec, self.budget)
 
     async def play(self, *, scored: bool = True) -> Episode:
         """Run the episode as `run_episode` does; once."""
-        before = meter.set(self.meter)
+        before = meter.set(self.clock.meter)
         _under_way[id(self)] = self
         try:
             episode = self.ended_by(await self.run_within_budget())
@@ -121,14 +109,16 @@ class EpisodeRun:
             return await self.interact(env)
         except FullContextError:
             return StopReason.TOKENS
-        except _OutOfTimeError:
+        except OutOfTimeError as late:
+            if env.asking:
+                raise TimeoutError(*late.args) from None
             return StopReason.SECONDS
 
     async def interact(self, env: Env) -> StopReason:
         """Play from the opening, or from the branch."""
         if self.job.branch is None:
             observation = await self.reset(env)
-            self.stage = "policy"
+            self.clock.stage = "policy"
             self.conversation = conversation = self.start(env)
         else:
             self.conversation = conversation = await self.resume(env, self.job.branch)
@@ -138,7 +128,7 @@ class EpisodeRun:
         limits = (self.budget.tokens, conversation.context_limit)
         limit = min((n for n in limits if n is not None), default=None)
         while True:
-            self.stage = "policy"
+            self.clock.stage = "policy"
             self.messages += observation
             try:
                 length = conversation.observe(observation)
@@ -149,8 +139,8 @@ class EpisodeRun:
                 return StopReason.TOKENS
             if self.is_observed:
                 await self.observe_state(env)
-                self.stage = "policy"
-            reply = await self.reply(conversation, None if limit is None else limit - length)
+                self.clock.stage = "policy"
+            reply = await self.clock.reply(conversation, None if limit is None else limit - length)
             self.messages.append(reply.message)
             self.replies += 1
             if reply.finish_reason is FinishReason.ABORT:
@@ -160,7 +150,7 @@ class EpisodeRun:
             self.calls += len(reply.message.tool_calls)
             if self.budget.tool_calls is not None and self.calls > self.budget.tool_calls:
                 return StopReason.TOOL_CALLS
-            step = await self.call("step", env.step, reply.message)
+            step = await self.clock.call("step", env.step, reply.message)
             if not isinstance(step, Step):
                 raise TypeError(
                     f"step returned {_named(step)}: return ar.Step(observation, reward, terminated, truncated)"
@@ -175,7 +165,7 @@ class EpisodeRun:
     async def reset(self, env: Env) -> tuple[Message, ...]:
         """Reset the environment with the job's task and seed; return the opening."""
         generator = rng(Stream.ENVIRONMENT, self.job.seed)
-        return messages_of(await self.call("reset", env.reset, own_task(self.job.task), generator))
+        return messages_of(await self.clock.call("reset", env.reset, own_task(self.job.task), generator))
 
     def start(self, env: Env) -> Conversation:
         """Begin the dialogue; a script gets the environment."""
@@ -185,13 +175,13 @@ class EpisodeRun:
 
     async def resume(self, env: Env, branch: Branch) -> Conversation:
         """Bring the environment, and begin the conversation, where the branch left them."""
-        await branch.reach(env, self.reset, self.call)
+        await branch.reach(env, self.reset, self.clock.call)
         turn = self.replies = branch.turn
         self.calls = branch.tool_calls
         self.messages += messages_before(branch.episode, turn)
         self.steps += branch.episode.steps[:turn]
         self.snapshots += branch.episode.snapshots[:turn]
-        self.stage = "policy"
+        self.clock.stage = "policy"
         return branch.begin(self.policy, env)
 
     def require_room(self, length: int, limit: int) -> None:
@@ -200,68 +190,14 @@ class EpisodeRun:
             of = f"budget.tokens={limit}" if limit == self.budget.tokens else f"the policy's context of {limit}"
             raise ConfigError(f"the opening alone takes {length} tokens, and {of} leaves no room for a reply: raise it")
 
-    def reply(self, conversation: Conversation, most: int | None) -> Awaitable[Reply]:
-        """Ask the policy; its engine's queue is not the environment's time."""
-        seconds, self.since = self.budget.reply_seconds, time.perf_counter()
-        return conversation.reply(most) if seconds is None else self.reply_within(seconds, conversation, most)
-
-    async def reply_within(self, seconds: float, conversation: Conversation, most: int | None) -> Reply:
-        """Ask the policy for a reply that may take so long."""
-        try:
-            async with asyncio.timeout(seconds) as clock:
-                return await conversation.reply(most)
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            raise TimeoutError(f"a reply took more than budget.reply_seconds={seconds:g}") from None
-
     async def observe_state(self, env: Env) -> None:
         """Record the state that the policy is about to reply in."""
         if self.job.spec.cls.state_hash is not Env.state_hash:
-            self.state = await self.call("state_hash", env.state_hash)
+            self.state = await self.clock.call("state_hash", env.state_hash)
             if self.state is not None and not isinstance(self.state, str):
                 raise TypeError(f"state_hash returned {self.state!r}: return a str, or None")
         if self.job.snapshots:
-            self.snapshots.append(await self.call("snapshot", env.snapshot))
-
-    async def call(self, stage: str, method: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
-        """Call a method of the environment, sync or async, within what is left of its time.
-
-        Raises:
-            _OutOfTimeError: if that runs out, in a step.
-            TimeoutError: if it runs out before the policy's first turn, or while a user is asked.
-        """
-        self.stage, self.since, seconds = stage, time.perf_counter(), self.budget.seconds
-        if seconds is not None:
-            return await self.call_within(seconds, stage, method, *args)
-        begun = self.begin(stage, method, *args)
-        return begun if type(begun) is Step or not is_awaitable(begun) else await begun
-
-    async def call_within(self, seconds: float, stage: str, method: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
-        """Call a method that has, with the ones before, so much time."""
-        started, spent, is_opening = self.since, self.meter.spent, stage in ("reset", "restore")
-        try:
-            async with asyncio.timeout(seconds - self.meter.spent) as clock:
-                self.meter.clock = clock
-                value = await maybe_await(self.begin(stage, method, *args))
-            if is_opening and time.perf_counter() - started + self.meter.spent - spent >= seconds:
-                raise overdue(stage, seconds)  # it awaited nothing: no timeout could strike
-            return value
-        except TimeoutError:
-            if not clock.expired():  # the environment's own
-                raise
-            is_failure = is_opening or (self.env is not None and self.env.asking)
-            raise (overdue(stage, seconds) if is_failure else _OutOfTimeError) from None
-        finally:
-            self.meter.spent += time.perf_counter() - started
-            self.meter.clock = None
-
-    def begin(self, stage: str, method: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T | Awaitable[T]:
-        """Begin to call a method; in a worker thread if it may hold up the event loop."""
-        spec = self.job.spec
-        if not spec.cls.blocking:
-            return method(*args)
-        return call(functools.partial(method, *args), thread=f"{spec.id} {stage}")
+            self.snapshots.append(await self.clock.call("snapshot", env.snapshot))
 
     def record(self, messages: int, reward: float, terminated: bool, truncated: bool) -> None:
         """Store the environment's answer."""
@@ -275,9 +211,7 @@ class EpisodeRun:
             return StopReason.ENV_TRUNCATED
         if self.budget.turns is not None and self.replies >= self.budget.turns:
             return StopReason.TURNS
-        if self.budget.seconds is not None and self.meter.spent >= self.budget.seconds:
-            return StopReason.SECONDS  # where nothing is ever awaited, no timeout can strike
-        return None
+        return StopReason.SECONDS if self.clock.is_over else None
 
     def ended_by(self, stop: StopReason) -> Episode:
         """Return the episode, not scored yet."""
@@ -290,7 +224,7 @@ class EpisodeRun:
             await self.free(self.conversation)
             self.is_talking = False
             await self.before_judges()
-        self.stage, self.since = "score", time.perf_counter()
+        self.clock.enter("score")
         rewards = await self.env.score(episode, self.budget.score_seconds, self.judgements)
         steps = [Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward]
         if (loss := self.env.sandbox_loss) is not None:  # seen by a reward, perhaps
@@ -303,7 +237,7 @@ class EpisodeRun:
     def failed(self, error: BaseException) -> Episode:
         """Return the episode with what broke it."""
         trace = "".join(traceback.format_exception(error))
-        failure = Failure(self.stage, type(error).__name__, str(error), trace, kind_of(error))
+        failure = Failure(self.clock.stage, type(error).__name__, str(error), trace, kind_of(error))
         where = (self.job.spec.id, self.job.group_id, failure.where)
         _log.warning("%s, group %s: %s failed: %s: %.300s", *where, failure.type, failure.message)
         return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure, sandbox_loss=loss_told_by(error))
@@ -336,21 +270,17 @@ class EpisodeRun:
             versions={"agent_rl": __version__},
             parent=(job.branch.episode.id, job.branch.turn) if job.branch else None,
             env_args=job.env_args,
-            seconds=self.seconds,
+            seconds=self.clock.seconds,
             usage=getattr(self.conversation, "usage", ()),  # of a served model
             judgements=tuple(self.judgements),
             sandbox_loss=None if self.env is None else self.env.sandbox_loss,
             snapshots=tuple(self.snapshots),
         )
 
-    @property
-    def seconds(self) -> float:
-        """How long it has taken."""
-        return time.perf_counter() - self.started
-
     async def free(self, *held: Conversation | Env | None) -> None:
         """Free what the episode holds. The episode itself is complete, so that a failure is only a warning."""
-        problems, self.stage, self.since = list[str](), "close", time.perf_counter()
+        self.clock.enter("close")
+        problems = list[str]()
         for holder in held:
             try:
                 if isinstance(holder, Env):
@@ -371,10 +301,6 @@ _under_way: dict[int, EpisodeRun] = {}
 def runs_under_way() -> list[EpisodeRun]:
     """Return the episodes that this process plays now; from any thread."""
     return list(_under_way.values())
-
-
-class _OutOfTimeError(Exception):
-    """The environment's time ran out in a step."""
 
 
 def _named(value: object) -> str:

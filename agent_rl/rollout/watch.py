@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from agent_rl.errors import StoreError
-from agent_rl.rollout.episode import CALLER, EpisodeRun, runs_under_way
+from agent_rl.rollout.clock import CALLER
+from agent_rl.rollout.episode import EpisodeRun, runs_under_way
 
 _log = logging.getLogger(__name__)
 
@@ -84,15 +85,15 @@ def watch_log() -> None:
 def name_hung(hung: float, named: dict[int, float]) -> None:
     """Name hung calls in the log; `named` holds the beginnings of those named before. A caller may take its time."""
     for run in runs_under_way():
-        is_long = run.stage != CALLER and time.perf_counter() - run.since >= hung
-        if is_long and named.get(id(run)) != run.since:
-            named[id(run)] = run.since
+        is_long = run.clock.stage != CALLER and time.perf_counter() - run.clock.since >= hung
+        if is_long and named.get(id(run)) != run.clock.since:
+            named[id(run)] = run.clock.since
             _log.warning("%s%s", describe(activity_of(run)), _way_out(run))
 
 
 def _way_out(run: EpisodeRun) -> str:
     """Return what helps where the call may hold up the event loop; an empty string elsewhere."""
-    cls, stage = run.job.spec.cls, run.stage
+    cls, stage = run.job.spec.cls, run.clock.stage
     if cls.blocking or stage not in ON_LOOP or inspect.iscoroutinefunction(getattr(cls, stage, None)):
         return ""
     return f"; it is sync and may hold up all other episodes: set blocking = True in {cls.__name__}, or make it async"
@@ -114,16 +115,16 @@ def activity_of(run: EpisodeRun) -> Activity:
     """Return what an episode is doing."""
     now, job = time.perf_counter(), run.job
     last = run.messages[-1] if run.messages else None
-    calls = last.tool_calls if run.stage == "step" and last is not None else ()
+    calls = last.tool_calls if run.clock.stage == "step" and last is not None else ()
     return Activity(
         id=job.id or "",
         env=job.spec.id,
         group=job.group_id,
-        turn=run.replies + (run.stage in ("policy", CALLER)),
-        stage=run.stage,
+        turn=run.replies + (run.clock.stage in ("policy", CALLER)),
+        stage=run.clock.stage,
         call=", ".join(call.name for call in calls),
-        in_call=round(now - run.since, 1),
-        seconds=round(now - run.started, 1),
+        in_call=round(now - run.clock.since, 1),
+        seconds=round(now - run.clock.started, 1),
     )
 
 

@@ -123,7 +123,7 @@ class ChatRun(EpisodeRun):
     async def interact(self, env: Env) -> StopReason:
         """Let the person and the policy take turns, until the person leaves or the context is full."""
         observation = tuple(m for m in await self.reset(env) if m.role == "system")  # the task is the person's to give
-        self.stage = "policy"
+        self.clock.stage = "policy"
         self.conversation = conversation = self.start(env)
         limit = conversation.context_limit
         while True:
@@ -146,13 +146,13 @@ class ChatRun(EpisodeRun):
     async def reply(self, conversation: Conversation, most: int | None) -> Reply:
         """Ask the policy; a first message that its server finds too long fills the context as a later one does."""
         try:
-            return await super().reply(conversation, most)
+            return await self.clock.reply(conversation, most)
         except ContextOverflowError:
             raise FullContextError from None
 
     async def answer(self, env: Env, conversation: Conversation, room: int | None) -> tuple[Message, ...]:
         """Have the policy reply and its tools run; return what these said, nothing if it is the person's turn."""
-        self.stage = "policy"
+        self.clock.stage = "policy"
         reply = await self.reply(conversation, room)
         self.messages.append(reply.message)
         self.replies += 1
@@ -163,7 +163,7 @@ class ChatRun(EpisodeRun):
             self.refused = tuple(Message("tool", why, tool_call_id=c.id, name=c.name) for c in reply.message.tool_calls)
         if is_cut or not env.tools or not reply.message.tool_calls:
             return ()
-        step = await self.call("step", env.step, reply.message)
+        step = await self.clock.call("step", env.step, reply.message)
         said = messages_of(step.observation)
         self.record(len(said), float(step.reward), step.terminated, step.truncated)
         for message in said:
