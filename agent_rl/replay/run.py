@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias, cast
 
-from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
+from agent_rl.core.episode import Episode, Outcome, StopReason
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import FinishReason, Trajectory
@@ -144,9 +144,9 @@ class _Run(EpisodeRun):
         finished = replace(recorded, rewards=(), judgements=())
         judgements: list[Judgement] = []
         rewards = await env.score(finished, self.budget.score_seconds, judgements)
-        steps = tuple(Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
+        steps = self.step_rewards()
         if not (steps or rewards or components or self.job.spec.cls.group_reward_components):
-            steps = (Reward("step", 0.0, source="step", turn=max(0, len(self.steps) - 1)),)
+            steps = [self.no_reward()]
         self.replayed.is_scored = True
         return episode.scored((*rewards, *steps), tuple(judgements))
 
