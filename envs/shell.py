@@ -26,7 +26,8 @@ from agent_rl.gym.env import Script
 from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
 from agent_rl.gym.sandboxed import SandboxedEnv
-from agent_rl.sandboxes.base import FileAccessError, Limits
+from agent_rl.sandboxes.base import Limits
+from agent_rl.sandboxes.calls import FileAccessError
 from agent_rl.seeds import Stream
 from agent_rl.tools.files import MAX_FILE, read_file
 from agent_rl.tools.shell import shell

@@ -1,4 +1,4 @@
-"""Sandboxes: the interface of every backend, and its results.
+"""Sandboxes: the interface of every backend, and what it guarantees.
 
 What the model's code did wrong is a result; only a failure of the place itself raises (`SandboxError`), so that the
 episode is a failed one and is not scored.
@@ -6,7 +6,6 @@ episode is a failed one and is not scored.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +14,21 @@ from typing import Protocol, runtime_checkable
 
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import ConfigError
+from agent_rl.sandboxes.calls import (
+    DEFAULT_TIMEOUT,
+    MAX_FILE,
+    MAX_OUTPUT,
+    NO_LIMITS,
+    WORK,
+    Command,
+    ExecResult,
+    PythonResult,
+    check_argv,
+    check_call,
+    check_user,
+)
 from agent_rl.sandboxes.process import CONNECT_TIMEOUT, CallLimits, Launch, Process, Stream, check_pty
 from agent_rl.sandboxes.snapshot import Snapshot
-
-WORK = "/work"
-"""The folder that code starts in; it can write there and in /tmp only. Relative paths are below it."""
-DEFAULT_TIMEOUT = 30.0
-MAX_OUTPUT = 64 * 1024
-"""Bytes kept of each of stdout and stderr by default: half from the beginning, half from the end."""
-MAX_FILE = 16 * 1024 * 1024
-MAX_KEPT = 16 * 1024 * 1024
-"""Bytes of each of stdout and stderr that a call may ask for, at most."""
 
 
 class Guarantee(StrEnum):
@@ -70,69 +73,6 @@ class Limits:
     """Files and folders, in each of the two."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecResult:
-    """How a command ended."""
-
-    returncode: int
-    """Its exit status; -n if signal n ended it; 127 if there is no such program, 126 if it can't be run."""
-    stdout: str
-    stderr: str
-    """Decoded as UTF-8; what isn't is escaped as `\\xNN`."""
-    timed_out: bool = False
-    truncated: bool = False
-    """Whether the middle of an output was dropped."""
-    seconds: float = 0.0
-    sandbox_lost: bool = False
-    """Whether the sandbox is gone, by what its code did: every further call only says so."""
-
-
-@dataclass(frozen=True, slots=True)
-class PythonResult:
-    """How a piece of Python ended."""
-
-    stdout: str
-    stderr: str
-    value: str | None = None
-    """The `repr` of the last line if that is an expression; None if it isn't, or is None."""
-    error: str | None = None
-    """The traceback; None if nothing was raised."""
-    timed_out: bool = False
-    truncated: bool = False
-    state_lost: bool = False
-    """Whether the interpreter and its variables are gone: the next call begins with a new one.
-
-    It may have died in this call, or before it: by itself, or killed in the wake of an earlier command.
-    """
-    seconds: float = 0.0
-    sandbox_lost: bool = False
-    """Whether the sandbox is gone, by what its code did: every further call only says so."""
-    plots: tuple[bytes, ...] = ()
-    """PNG files of the matplotlib figures that were open at its end: 4 and 1 MiB at most, of 4096 pixels a side."""
-
-
-_NO_LIMITS = CallLimits()
-_USER = re.compile("[a-z][a-z0-9_-]{0,31}")
-
-
-class FileAccessError(OSError):
-    """A path in a sandbox that can't be read or written: it is missing, too large, or no regular file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command; `Sandbox.exec` describes the fields."""
-
-    argv: tuple[str, ...]
-    input: bytes
-    cwd: str
-    env: Mapping[str, str]
-    timeout: float
-    max_output: int
-    limits: CallLimits = _NO_LIMITS
-    user: str = ""
-
-
 class Sandbox(ABC):
     """A place where a model's code runs, from `Sandboxes.open`. Calls on one sandbox run one after another.
 
@@ -159,7 +99,7 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         max_output: int = MAX_OUTPUT,
-        limits: CallLimits = _NO_LIMITS,
+        limits: CallLimits = NO_LIMITS,
         user: str | None = None,
     ) -> ExecResult:
         """Run a command to its end; whatever it leaves running in the background is ended, too.
@@ -190,7 +130,7 @@ class Sandbox(ABC):
         *,
         cwd: str = WORK,
         env: Mapping[str, str] | None = None,
-        limits: CallLimits = _NO_LIMITS,
+        limits: CallLimits = NO_LIMITS,
         pty: tuple[int, int] | None = None,
         user: str | None = None,
     ) -> Process:
@@ -345,42 +285,3 @@ class Sandboxes(Protocol):
     async def close(self) -> None:
         """Close every open sandbox, and the backend itself."""
         ...
-
-
-def check_argv(argv: Sequence[str]) -> None:
-    """Check a command.
-
-    Raises:
-        ConfigError: if it is none.
-    """
-    if isinstance(argv, str) or not argv:
-        raise ConfigError(f"argv={argv!r} is no command; give a list, such as ['ls', '-l']")
-
-
-def check_user(user: str | None, refused: str | None) -> str:
-    """Return the user of a call, "" for a sandbox's first one.
-
-    Raises:
-        ConfigError: if there can be none of that name, or, for the given reason, none at all.
-    """
-    if user is None:
-        return ""
-    if refused is not None:
-        raise ConfigError(f"user={user!r}: {refused}")
-    if user == "root" or not _USER.fullmatch(user):
-        raise ConfigError(
-            f"user={user!r}: give a name such as 'tests', which is not root, of at most 32 of a-z 0-9 _ -"
-        )
-    return user
-
-
-def check_call(timeout: float, max_output: int) -> None:
-    """Check the limits of a call.
-
-    Raises:
-        ConfigError: if one is out of range.
-    """
-    if not 0 < timeout <= 86400:
-        raise ConfigError(f"timeout={timeout}; give a number of seconds, more than 0, at most a day")
-    if not 0 <= max_output <= MAX_KEPT:
-        raise ConfigError(f"max_output={max_output}; give 0 to {MAX_KEPT} bytes")

@@ -26,7 +26,8 @@ from agent_rl.core.meter import time_left, wait_uncounted
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent import call_function
-from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox, Sandboxes
+from agent_rl.sandboxes.base import Limits, Sandbox, Sandboxes
+from agent_rl.sandboxes.calls import FileAccessError
 
 MAX_ANSWER = 1024 * 1024
 """Bytes of one answer."""

@@ -16,18 +16,8 @@ from dataclasses import dataclass
 
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.base import (
-    DEFAULT_TIMEOUT,
-    MAX_FILE,
-    MAX_OUTPUT,
-    Capabilities,
-    Command,
-    ExecResult,
-    Limits,
-    PythonResult,
-    Sandbox,
-    Sandboxes,
-)
+from agent_rl.sandboxes.base import Capabilities, Limits, Sandbox, Sandboxes
+from agent_rl.sandboxes.calls import DEFAULT_TIMEOUT, MAX_FILE, MAX_OUTPUT, Command, ExecResult, PythonResult
 from agent_rl.sandboxes.process import Launch, Process, Stream
 from agent_rl.sandboxes.snapshot import Snapshot
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent_rl.sandboxes.base import ExecResult, Sandbox
+from agent_rl.sandboxes.base import Sandbox
+from agent_rl.sandboxes.calls import ExecResult
 from agent_rl.sandboxes.process import MAX_LOG, Process
 
 MAX_JOBS = 16

@@ -18,7 +18,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from agent_rl.sandboxes.base import Capabilities, FileAccessError, Guarantee, Limits, Sandbox
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, Sandbox
+from agent_rl.sandboxes.calls import FileAccessError
 
 Spawn = Callable[[str, Limits, float], Awaitable[Sandbox]]
 """Opens a sandbox, of an owner, with limits, for some seconds."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from agent_rl.core.images import Image
 from agent_rl.gym.sandboxed import HasSandbox
 from agent_rl.gym.tool import tool
-from agent_rl.sandboxes.base import PythonResult
+from agent_rl.sandboxes.calls import PythonResult
 
 TIMEOUT = 10.0
 """Seconds that a call's code, or a shell's command, may run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_rl.gym.sandboxed import HasSandbox
 from agent_rl.gym.tool import tool
-from agent_rl.sandboxes.base import ExecResult
+from agent_rl.sandboxes.calls import ExecResult
 from agent_rl.tools.python import MAX_OUTPUT, TIMEOUT, paragraphs
 
 

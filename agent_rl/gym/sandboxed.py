@@ -18,8 +18,9 @@ from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import SandboxError
 from agent_rl.gym.env import ToolEnv
 from agent_rl.gym.reward import rewards_of_failure
-from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox
+from agent_rl.sandboxes.base import Limits, Sandbox
 from agent_rl.sandboxes.call_clock import CallClock, counting
+from agent_rl.sandboxes.calls import FileAccessError
 from agent_rl.sandboxes.process import ProcessError
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.snapshot import Snapshot

@@ -7,19 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from agent_rl.errors import SandboxError
-from agent_rl.sandboxes.base import (
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, Sandbox
+from agent_rl.sandboxes.calls import (
     DEFAULT_TIMEOUT,
     MAX_FILE,
     MAX_OUTPUT,
     WORK,
-    Capabilities,
     Command,
     ExecResult,
     FileAccessError,
-    Guarantee,
-    Limits,
     PythonResult,
-    Sandbox,
 )
 
 

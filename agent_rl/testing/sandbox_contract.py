@@ -13,7 +13,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from agent_rl.errors import SandboxError
-from agent_rl.sandboxes.base import FileAccessError, Guarantee, Limits, Sandbox, Sandboxes
+from agent_rl.sandboxes.base import Guarantee, Limits, Sandbox, Sandboxes
+from agent_rl.sandboxes.calls import FileAccessError
 from agent_rl.sandboxes.verification import verify
 
 LIFETIME = 120.0

@@ -35,7 +35,8 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.reward import reward
 from agent_rl.gym.sandboxed import SandboxedEnv
-from agent_rl.sandboxes.base import ExecResult, FileAccessError, Limits
+from agent_rl.sandboxes.base import Limits
+from agent_rl.sandboxes.calls import ExecResult, FileAccessError
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.terminal import MAX_OUTPUT, Terminal
 from agent_rl.tools.terminal import terminal

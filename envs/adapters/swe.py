@@ -34,7 +34,8 @@ from agent_rl.gym.reward import reward
 from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.gym.task_files import read_rows
 from agent_rl.gym.tasks import TRAIN
-from agent_rl.sandboxes.base import MAX_FILE, ExecResult, FileAccessError, Limits, Sandbox
+from agent_rl.sandboxes.base import Limits, Sandbox
+from agent_rl.sandboxes.calls import MAX_FILE, ExecResult, FileAccessError
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.terminal import Terminal
 from agent_rl.tools.terminal import terminal

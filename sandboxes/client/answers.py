@@ -6,7 +6,7 @@ import struct
 from typing import cast
 
 from agent_rl.sandboxes.agent.frames import Head
-from agent_rl.sandboxes.base import ExecResult, PythonResult
+from agent_rl.sandboxes.calls import ExecResult, PythonResult
 from agent_rl.sandboxes.client.reading import decode
 
 MAX_SIDE = 4096

@@ -24,7 +24,8 @@ from agent_rl.sandboxes.agent.frames import (
     pack,
 )
 from agent_rl.sandboxes.agent.plots import answer_from_body
-from agent_rl.sandboxes.base import (
+from agent_rl.sandboxes.base import Sandbox
+from agent_rl.sandboxes.calls import (
     DEFAULT_TIMEOUT,
     MAX_FILE,
     MAX_OUTPUT,
@@ -32,7 +33,6 @@ from agent_rl.sandboxes.base import (
     ExecResult,
     FileAccessError,
     PythonResult,
-    Sandbox,
     check_call,
 )
 from agent_rl.sandboxes.client.alarm import set_alarm

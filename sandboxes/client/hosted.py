@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent.frames import CHUNK
-from agent_rl.sandboxes.base import WORK, Capabilities, Guarantee, Limits
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
+from agent_rl.sandboxes.calls import WORK
 from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.remote import ENTRY, greeting

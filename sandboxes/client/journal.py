@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 
-from agent_rl.sandboxes.base import Command, PythonResult, Sandbox
+from agent_rl.sandboxes.base import Sandbox
+from agent_rl.sandboxes.calls import Command, PythonResult
 from agent_rl.sandboxes.snapshot import Call, Snapshot
 
 MAX_CALLS = 256

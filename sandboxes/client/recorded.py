@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 
-from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, Command, ExecResult, PythonResult
+from agent_rl.sandboxes.calls import DEFAULT_TIMEOUT, MAX_OUTPUT, Command, ExecResult, PythonResult
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.journal import Journal, outcome_of
 from agent_rl.sandboxes.process import Launch, Process

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent_rl.sandboxes import agent
-from agent_rl.sandboxes.base import WORK
+from agent_rl.sandboxes.calls import WORK
 
 _FILES = {file.stem: file for file in Path(agent.__file__).parent.glob("*.py")}
 ENTRY = _FILES["bootstrap"].read_text(encoding="utf-8")

@@ -38,7 +38,8 @@ from pathlib import Path
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.agent.process_tree import started
-from agent_rl.sandboxes.base import WORK, Limits
+from agent_rl.sandboxes.base import Limits
+from agent_rl.sandboxes.calls import WORK
 from agent_rl.sandboxes.client.remote import ENTRY
 from agent_rl.sandboxes.docker.engine import Engine
 

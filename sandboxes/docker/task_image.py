@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from agent_rl.sandboxes.base import WORK
+from agent_rl.sandboxes.calls import WORK
 from agent_rl.sandboxes.docker.engine import Engine
 from agent_rl.sandboxes.docker.images import BUILT, IMAGE_GB, digest_of, provide
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from agent_rl.core.sandbox_loss import Cause
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.base import Command, ExecResult
+from agent_rl.sandboxes.calls import Command, ExecResult
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.fate import EndedByCodeError
 from agent_rl.sandboxes.client.processes import of_process

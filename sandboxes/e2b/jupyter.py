@@ -24,7 +24,7 @@ from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.agent.frames import MAX_TEXT
 from agent_rl.sandboxes.agent.streams import Capture
 from agent_rl.sandboxes.agent.worker import shorten
-from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, WORK, PythonResult, check_call
+from agent_rl.sandboxes.calls import DEFAULT_TIMEOUT, MAX_OUTPUT, WORK, PythonResult, check_call
 from agent_rl.sandboxes.client.answers import without_sandbox
 from agent_rl.sandboxes.client.fate import EndedByCodeError
 from agent_rl.sandboxes.client.hosted import LinkedSandbox

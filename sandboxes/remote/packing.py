@@ -6,7 +6,7 @@ What code in a sandbox wrote, and code itself, goes as base64: JSON's escapes wo
 from __future__ import annotations
 
 from agent_rl.errors import ConfigError
-from agent_rl.sandboxes.base import Command
+from agent_rl.sandboxes.calls import Command
 from agent_rl.sandboxes.snapshot import Call, Snapshot
 from agent_rl.serving.frames import Frame
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, RemoteError, SandboxError
-from agent_rl.sandboxes.base import (
+from agent_rl.sandboxes.base import Sandbox
+from agent_rl.sandboxes.call_clock import counted
+from agent_rl.sandboxes.calls import (
     DEFAULT_TIMEOUT,
     MAX_FILE,
     MAX_OUTPUT,
@@ -21,10 +23,8 @@ from agent_rl.sandboxes.base import (
     ExecResult,
     FileAccessError,
     PythonResult,
-    Sandbox,
     check_call,
 )
-from agent_rl.sandboxes.call_clock import counted
 from agent_rl.sandboxes.process import MAX_LOG, MAX_READ, READ_TIMEOUT, Launch, Logs, Output, Process, Stream, check_pty
 from agent_rl.sandboxes.remote import packing, wire
 from agent_rl.sandboxes.remote.wire import Reply

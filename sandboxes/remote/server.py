@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import RemoteError, SandboxError
-from agent_rl.sandboxes.base import ExecResult, PythonResult, Sandbox, Sandboxes
+from agent_rl.sandboxes.base import Sandbox, Sandboxes
+from agent_rl.sandboxes.calls import ExecResult, PythonResult
 from agent_rl.sandboxes.process import Process, ProcessError, Stream
 from agent_rl.sandboxes.remote import packing, wire
 from agent_rl.sandboxes.remote.wire import Reply

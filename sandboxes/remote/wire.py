@@ -12,7 +12,8 @@ from pydantic import Field, TypeAdapter
 
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.base import Command, ExecResult, FileAccessError, Guarantee, Limits, PythonResult
+from agent_rl.sandboxes.base import Guarantee, Limits
+from agent_rl.sandboxes.calls import Command, ExecResult, FileAccessError, PythonResult
 from agent_rl.sandboxes.process import Launch, Logs, Output, ProcessError
 from agent_rl.sandboxes.remote.packing import PackedSnapshot
 from agent_rl.serving import frames

@@ -18,7 +18,8 @@ import pytest
 import agent_rl as ar
 from agent_rl.core.meter import Meter, meter
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
-from agent_rl.sandboxes.base import ExecResult, Sandbox
+from agent_rl.sandboxes.base import Sandbox
+from agent_rl.sandboxes.calls import ExecResult
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.remote import RemoteSandboxes
 from agent_rl.testing import FakeSandboxes

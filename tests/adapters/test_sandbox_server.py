@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import agent_rl as ar
-from agent_rl.sandboxes.base import ExecResult
+from agent_rl.sandboxes.calls import ExecResult
 from agent_rl.sandboxes.remote import RemoteSandboxes, packing, wire
 from agent_rl.serving.frames import TOKEN
 from agent_rl.serving.host import ServerSettings

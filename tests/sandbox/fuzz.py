@@ -22,7 +22,8 @@ from typing import Any
 from agent_rl.errors import AgentRLError
 from agent_rl.sandboxes.agent.frames import MAX_ANSWER_HEAD, FrameError, Frames, Head, pack
 from agent_rl.sandboxes.agent.plots import answer_from_body, answer_to_body
-from agent_rl.sandboxes.base import FileAccessError, Sandbox
+from agent_rl.sandboxes.base import Sandbox
+from agent_rl.sandboxes.calls import FileAccessError
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.process import ProcessError

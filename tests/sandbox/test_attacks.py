@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from agent_rl.sandboxes.base import PythonResult, Sandbox, Sandboxes
+from agent_rl.sandboxes.base import Sandbox, Sandboxes
+from agent_rl.sandboxes.calls import PythonResult
 from benchmarks.sandbox_soak import seconds_waited
 from tests.sandbox.attacks import ON_THE_HOST, Attack
 from tests.sandbox.attacks_unlisted import UNLISTED

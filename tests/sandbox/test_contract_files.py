@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from agent_rl.errors import SandboxError
-from agent_rl.sandboxes.base import FileAccessError, Guarantee, Limits, Sandboxes
+from agent_rl.sandboxes.base import Guarantee, Limits, Sandboxes
+from agent_rl.sandboxes.calls import FileAccessError
 
 # Files
 

@@ -13,7 +13,7 @@ import pytest
 
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent.frames import MAX_BODY, FrameError, Frames, pack
-from agent_rl.sandboxes.base import FileAccessError
+from agent_rl.sandboxes.calls import FileAccessError
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from tests.sandbox.backends import LIMITS

@@ -6,7 +6,8 @@ import pytest
 
 from agent_rl.cli import main
 from agent_rl.errors import SandboxError
-from agent_rl.sandboxes.base import ExecResult, FileAccessError, Guarantee, PythonResult, Sandbox, Sandboxes
+from agent_rl.sandboxes.base import Guarantee, Sandbox, Sandboxes
+from agent_rl.sandboxes.calls import ExecResult, FileAccessError, PythonResult
 from agent_rl.testing import FakeSandboxes
 
 

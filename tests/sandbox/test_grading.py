@@ -14,7 +14,8 @@ from agent_rl.core.meter import Meter, meter
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes import grading
-from agent_rl.sandboxes.base import ExecResult, Sandboxes
+from agent_rl.sandboxes.base import Sandboxes
+from agent_rl.sandboxes.calls import ExecResult
 from agent_rl.sandboxes.grading import Call, Program, Verdict, _same_lines, grade
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.testing import FakeSandbox, FakeSandboxes

@@ -22,7 +22,8 @@ from agent_rl.core.messages import JSON
 from agent_rl.core.sandbox_loss import COUNTS_AS, Cause, SandboxLoss, find_cause
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.agent.frames import Frames, pack
-from agent_rl.sandboxes.base import FileAccessError, Limits
+from agent_rl.sandboxes.base import Limits
+from agent_rl.sandboxes.calls import FileAccessError
 from agent_rl.sandboxes.client import client
 from agent_rl.sandboxes.client.alarm import STALL
 from agent_rl.sandboxes.client.client import AgentSandbox

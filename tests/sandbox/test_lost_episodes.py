@@ -26,8 +26,8 @@ from agent_rl.policy.base import Reply
 from agent_rl.policy.scripted import Scripted, ScriptedConversation
 from agent_rl.rollout import Job, run_episode, summarise
 from agent_rl.rollout.evaluation import rollout_metrics
-from agent_rl.sandboxes.base import Command, ExecResult, FileAccessError, PythonResult
 from agent_rl.sandboxes.call_clock import BEAT, CallClock, counted, counting
+from agent_rl.sandboxes.calls import Command, ExecResult, FileAccessError, PythonResult
 from agent_rl.sandboxes.process import ProcessError
 from agent_rl.testing.fake_sandboxes import FakeSandbox, FakeSandboxes
 from agent_rl.tools.python import python

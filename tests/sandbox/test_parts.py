@@ -8,7 +8,8 @@ import pytest
 
 from agent_rl.sandboxes.agent.frames import MAX_BODY, PART, FrameError
 from agent_rl.sandboxes.agent.streams import Parts
-from agent_rl.sandboxes.base import FileAccessError, Limits
+from agent_rl.sandboxes.base import Limits
+from agent_rl.sandboxes.calls import FileAccessError
 from agent_rl.sandboxes.client.parts import Body
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from tests.sandbox.backends import skip_if_refused

@@ -9,7 +9,7 @@ import pytest
 from agent_rl.core.images import Image
 from agent_rl.sandboxes.agent.frames import FrameError
 from agent_rl.sandboxes.agent.plots import MAX_PLOTS, MOST, answer_from_body, answer_to_body
-from agent_rl.sandboxes.base import PythonResult
+from agent_rl.sandboxes.calls import PythonResult
 from agent_rl.tools.python import described
 
 STAND_IN = r"""

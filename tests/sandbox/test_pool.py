@@ -11,7 +11,8 @@ import pytest
 from agent_rl.concurrency import AsyncOnce
 from agent_rl.core.sandbox_loss import Cause
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, PythonResult, Sandbox
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, Sandbox
+from agent_rl.sandboxes.calls import PythonResult
 from agent_rl.sandboxes.pool import WarmPool
 from agent_rl.testing import FakeSandboxes
 

@@ -14,7 +14,8 @@ import pytest
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.agent.frames import Frames, pack
-from agent_rl.sandboxes.base import FileAccessError, Sandbox
+from agent_rl.sandboxes.base import Sandbox
+from agent_rl.sandboxes.calls import FileAccessError
 from agent_rl.sandboxes.client.client import AgentSandbox
 from tests.sandbox.backends import LIMITS
 

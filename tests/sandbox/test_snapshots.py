@@ -14,7 +14,7 @@ import zlib
 import pytest
 
 from agent_rl.sandboxes.agent import workplace
-from agent_rl.sandboxes.base import Command, FileAccessError
+from agent_rl.sandboxes.calls import Command, FileAccessError
 from agent_rl.sandboxes.client.journal import MAX_CALLS, Journal
 from agent_rl.sandboxes.snapshot import Call, Snapshot
 from agent_rl.testing import FakeSandbox

@@ -20,7 +20,7 @@ from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.policy import Scripted, demonstrator, oracle
 from agent_rl.rollout import Evaluation, Job, run_episode, run_jobs, summarise
 from agent_rl.sandboxes import registry
-from agent_rl.sandboxes.base import ExecResult, PythonResult
+from agent_rl.sandboxes.calls import ExecResult, PythonResult
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.pool import WarmPool
 from agent_rl.sandboxes.registry import make_backend, shared_backend
