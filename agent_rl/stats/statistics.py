@@ -106,6 +106,7 @@ class Statistics:
             self.failures[f"{episode.error.where}: {episode.error.type}"] += 1
         self._add_calls(episode.played)
         self._add_sizes(episode, task)
+        self._add_ages(episode)
         self._add_times(episode)
         self._add_drift(episode.trajectories)
         for reward in episode.rewards:
@@ -143,11 +144,13 @@ class Statistics:
             self.sizes[name][size] += 1
             if name in COMPARED:
                 self.of_tasks[name][task].add(size)
-        if episode.origin.purpose == "train" and episode.origin.step is not None:
-            for trajectory in episode.trajectories:
-                for span in trajectory.spans:
-                    if span.policy_version is not None:
-                        self.ages[episode.origin.step - span.policy_version] += span.stop - span.start
+
+    def _add_ages(self, episode: Episode) -> None:
+        if episode.origin.purpose != "train" or episode.origin.step is None:
+            return
+        for span in (span for trajectory in episode.trajectories for span in trajectory.spans):
+            if span.policy_version is not None:
+                self.ages[episode.origin.step - span.policy_version] += span.stop - span.start
 
     def _add_times(self, episode: Episode) -> None:
         self.seconds[float(f"{episode.seconds:.3g}")] += 1
