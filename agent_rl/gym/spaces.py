@@ -83,26 +83,34 @@ def write(space: Space[Any], action: object, names: Sequence[str] = ()) -> str:
 
 
 def _meant(space: Space[Any], text: str, names: Sequence[str]) -> object:
+    """Return the action in a text, None if there is none; it may be out of range."""
     if isinstance(space, Text):
         return text.strip()
     if isinstance(space, Dict | Tuple):
         return _parts(space, text)
     if isinstance(space, Discrete):
-        by_name = {name.lower(): index for index, name in enumerate(names)}
-        longest = sorted(by_name, key=len, reverse=True)
-        found = re.findall(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)", text.lower()) if names else []
-        if found:
-            return np.int64(space.start + by_name[found[-1]])
-        numbers = [float(number) for number in _NUMBER.findall(text)]
-        return np.int64(numbers[-1]) if numbers and numbers[-1].is_integer() and abs(numbers[-1]) < 2**62 else None
-    if not isinstance(space, Box | MultiDiscrete | MultiBinary):
-        raise DefinitionError(f"actions of {space} have no text form: define parse(self, text)")
-    shape = space.shape
+        return _choice(space, text, names)
+    if isinstance(space, Box | MultiDiscrete | MultiBinary):
+        return _array(space, text)
+    raise DefinitionError(f"actions of {space} have no text form: define parse(self, text)")
+
+
+def _choice(space: Discrete, text: str, names: Sequence[str]) -> object:
+    by_name = {name.lower(): index for index, name in enumerate(names)}
+    longest = sorted(by_name, key=len, reverse=True)
+    found = re.findall(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)", text.lower()) if names else []
+    if found:
+        return np.int64(space.start + by_name[found[-1]])
     numbers = [float(number) for number in _NUMBER.findall(text)]
-    size = math.prod(shape)
+    return np.int64(numbers[-1]) if numbers and numbers[-1].is_integer() and abs(numbers[-1]) < 2**62 else None
+
+
+def _array(space: Box | MultiDiscrete | MultiBinary, text: str) -> object:
+    numbers = [float(number) for number in _NUMBER.findall(text)]
+    size = math.prod(space.shape)
     if len(numbers) < size:
         return None
-    values = np.array(numbers[len(numbers) - size :]).reshape(shape)
+    values = np.array(numbers[len(numbers) - size :]).reshape(space.shape)
     if not np.isfinite(values).all() or (np.abs(values) > 2**62).any():
         return None
     if isinstance(space, Box):
