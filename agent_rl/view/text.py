@@ -16,6 +16,7 @@ from rich.text import Text
 
 from agent_rl.core.episode import Episode, Outcome, Reward
 from agent_rl.core.messages import JSON, Message, ToolCall
+from agent_rl.core.trajectory import Trajectory
 from agent_rl.core.turns import Turn, turns
 from agent_rl.errors import ConfigError
 from agent_rl.rollout.usage import total_usage
@@ -79,13 +80,18 @@ def print_episode(
         if (explains := legend(shade, console)) != explained:
             console.print()
             console.print(explained := explains)
-        fork = trajectory.forked_from
-        origin = "" if fork is None else f", forked from {fork.parent} at token {fork.position}"
-        if fork is not None and fork.delegated and not fork.position:
-            origin = f", a sub-agent of {fork.parent}"
-        title = f"trajectory {number}: {len(trajectory)} tokens, {trajectory.sampled} sampled{origin}"
+        title = f"trajectory {number}: {len(trajectory)} tokens, {trajectory.sampled} sampled{_origin(trajectory)}"
         console.print(Rule(Text(title), align="left", style="dim"))
         print_tokens(trajectory, shade, console, decode=decode, full=full)
+
+
+def _origin(trajectory: Trajectory) -> str:
+    fork = trajectory.forked_from
+    if fork is None:
+        return ""
+    if fork.delegated and not fork.position:
+        return f", a sub-agent of {fork.parent}"
+    return f", forked from {fork.parent} at token {fork.position}"
 
 
 def print_summary(episode: Episode, console: Console, show: Show) -> None:
