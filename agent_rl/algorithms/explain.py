@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from agent_rl.algorithms import components
@@ -24,34 +25,47 @@ def explain(config: AlgorithmConfig) -> str:
     lines = [f"{config.name}: mu sampled the tokens, old is {old}, theta is trained."]
     for part, component, chosen in _parts(config):
         knobs = ", ".join(f"{k}={v}" for k, v in chosen.items() if k != "name")
-        lines.append(f"  {part:13} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
-        lines.append(f"  {'':13}   {component.formula}" + (f"   -- {component.source}" if component.source else ""))
+        lines.append(_row(part, str(chosen["name"]) + (f" ({knobs})" if knobs else "")))
+        lines.append(_row("", f"  {component.formula}" + (f"   -- {component.source}" if component.source else "")))
         if part == "advantage":
             lines += _critic(config.critic)
+    return "\n".join((*lines, *_sampling(config), *_terms(config), *_routing(config.routing), *_updates(config)))
+
+
+def _row(part: str, text: str) -> str:
+    return f"  {part:13} {text}"
+
+
+def _sampling(config: AlgorithmConfig) -> Iterator[str]:
+    """Yield which episodes are sampled beyond a batch."""
     if config.vine.max_episodes:
         states = f"{config.vine.continuations} continuations a state, at most {config.vine.max_episodes} a step"
-        lines.append(f"  {'vine':13} {states}; a state without a value is no boundary between turns")
+        yield _row("vine", f"{states}; a state without a value is no boundary between turns")
     if config.refill.max_rounds > 1:
         rounds = f"at most {config.refill.max_rounds} rounds of {config.refill.oversampling} batches"
-        lines.append(f"  {'refill':13} until the filters have kept a full batch; {rounds}")
+        yield _row("refill", f"until the filters have kept a full batch; {rounds}")
+
+
+def _terms(config: AlgorithmConfig) -> Iterator[str]:
+    """Yield what the loss has beside the objective, and what has to be computed first."""
     if config.kl.where != "none":
         kl = f"{config.kl.coefficient} * KL(theta || start of the run), estimated by {config.kl.kind}"
-        lines.append(
-            f"  {'kl':13} {kl}, is {'added to the loss' if config.kl.where == 'loss' else 'taken from the reward'}"
-        )
+        yield _row("kl", f"{kl}, is {'added to the loss' if config.kl.where == 'loss' else 'taken from the reward'}")
     if config.entropy:
-        lines.append(f"  {'entropy':13} {config.entropy} times the mean entropy is taken from the loss")
+        yield _row("entropy", f"{config.entropy} times the mean entropy is taken from the loss")
     needs = Requirements(config)
     if needs.needs_reference and config.kl.where == "none":
-        lines.append(f"  {'reference':13} the weights that the run started from")
+        yield _row("reference", "the weights that the run started from")
     if needs.needs_scores_before_update:
-        lines.append(f"  {'before each':13} update, theta scores the whole batch, which the objective needs")
-    lines += _routing(config.routing)
+        yield _row("before each", "update, theta scores the whole batch, which the objective needs")
+
+
+def _updates(config: AlgorithmConfig) -> Iterator[str]:
+    """Yield how many updates a batch gets, and what each divides its sums by."""
     if paper := UPDATES_OF_PAPERS.get(config.name):
-        lines.append(f"  {'updates':13} one a step unless `updates` asks for more; the paper takes {paper}")
+        yield _row("updates", f"one a step unless `updates` asks for more; the paper takes {paper}")
     zero = "count" if config.count_zero_advantage else "don't count"
-    lines.append(f"  {'denominators':13} {config.denominators}; rows of advantage 0 {zero}")
-    return "\n".join(lines)
+    yield _row("denominators", f"{config.denominators}; rows of advantage 0 {zero}")
 
 
 UPDATES_OF_PAPERS = {
@@ -65,35 +79,32 @@ UPDATES_OF_PAPERS = {
 """How many updates a batch gets in the source of a preset, where it says so."""
 
 
-def _routing(routing: RoutingConfig) -> list[str]:
-    """What is done about the routes of a mixture of experts."""
+def _routing(routing: RoutingConfig) -> Iterator[str]:
+    """Yield what is done about the routes of a mixture of experts."""
     replayed = {
         "R2": "R2: the update takes the experts of old's forward pass   -- GSPO sec. 5.3, Zheng et al. 2025",
         "R3": "R3: old's forward pass and the update take the rollout's experts   -- Ma et al. 2025, arXiv:2510.11370",
     }
-    lines = [f"  {'routing':13} {replayed[routing.replay]}"] if routing.replay != "none" else []
+    if routing.replay != "none":
+        yield _row("routing", replayed[routing.replay])
     if routing.min_agreement:
         below = f"tokens weigh 0 where less than {routing.min_agreement:g} of the layers took mu's experts in old"
-        lines.append(f"  {'routing':13} {below}")
-    return lines
+        yield _row("routing", below)
 
 
-def _critic(config: CriticConfig) -> list[str]:
-    """Describe the critic and its loss."""
+def _critic(config: CriticConfig) -> Iterator[str]:
+    """Yield what the critic and its loss are."""
     if config.where == "none":
-        return []
+        return
     kinds = {"shared": "a head on the policy's trunk", "separate": "a copy of the first policy, with a head"}
     knobs = f"coefficient={config.coefficient}, clip_eps={config.clip_eps}, lr={config.lr}"
     loss = "L_V = coefficient (V - R)^2 / 2, R = A (not whitened) + V_old"
     if config.clip_eps is not None:
         loss = "L_V = coefficient max((V - R)^2, (clip(V, V_old +- clip_eps) - R)^2) / 2, R = A (not whitened) + V_old"
-    lines = [
-        f"  {'critic':13} {config.where} ({knobs}): {kinds[config.where]}",
-        f"  {'':13}   {loss}; mean over the tokens that it values",
-    ]
+    yield _row("critic", f"{config.where} ({knobs}): {kinds[config.where]}")
+    yield _row("", f"  {loss}; mean over the tokens that it values")
     if config.warmup_steps:
-        lines.append(f"  {'':13}   in the first {config.warmup_steps} steps only the critic learns")
-    return lines
+        yield _row("", f"  in the first {config.warmup_steps} steps only the critic learns")
 
 
 KINDS: dict[str, components.ComponentRegistry[Any]] = {
