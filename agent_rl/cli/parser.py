@@ -51,13 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.log_level:
         logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        for file in arguments.imports or ():
-            _load(file)
-        _require_stored([getattr(arguments, name) for name in arguments.stored])
-        status: int = _resolve(arguments.command)(arguments)
-        if sys.stdout:  # there is none where it was closed before the start
-            sys.stdout.flush()
-        return status
+        return _run(arguments)
     except BrokenPipeError:  # as of `agent-rl view FOLDER | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         return 1
@@ -70,6 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exception(error)
         print(f"agent-rl: {describe(error)}", file=sys.stderr)
         return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    for file in arguments.imports or ():
+        _load(file)
+    _require_stored([getattr(arguments, name) for name in arguments.stored])
+    status: int = _resolve(arguments.command)(arguments)
+    if sys.stdout:  # there is none where it was closed before the start
+        sys.stdout.flush()
+    return status
 
 
 def _fill_closed_streams() -> None:
