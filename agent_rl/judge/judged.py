@@ -131,19 +131,12 @@ def load_judged(path: str | os.PathLike[str]) -> Judged:
     lines: dict[str, JudgedEpisode] = {}
     replaced: list[Usage] = []
     for at, line in read_lines(file):
-        try:
-            if line.startswith(_HEAD):
-                header = _parse(_HEADER, line)
-                continue
-            if header is None:
-                raise StoreError(f"{file} is no judged file: its first line is no header of one")
-            each = _parse(_LINE, line)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise StoreError(
-                f"{file}:{at} is damaged: {where}: {first['msg']}; delete it to read the others"
-            ) from error
+        if line.startswith(_HEAD):
+            header = _parse(_HEADER, line, f"{file}:{at}")
+            continue
+        if header is None:
+            raise StoreError(f"{file} is no judged file: its first line is no header of one")
+        each = _parse(_LINE, line, f"{file}:{at}")
         if JudgeFault.COST in each.judgement.faults:
             replaced += each.judgement.usage
             continue
@@ -225,6 +218,11 @@ def _dump(adapter: TypeAdapter[T], value: T) -> bytes:
     return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def _parse(adapter: TypeAdapter[T], line: bytes) -> T:
-    value = adapter.validate_json(line)
+def _parse(adapter: TypeAdapter[T], line: bytes, place: str) -> T:
+    try:
+        value = adapter.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StoreError(f"{place} is damaged: {where}: {first['msg']}; delete it to read the others") from error
     return with_strings(value, unescape) if ESCAPE.encode() in line else value
