@@ -53,6 +53,11 @@ def stats(arguments: argparse.Namespace) -> int:
     found = _read(arguments.first, arguments)
     if arguments.second is not None:
         return _compare(found, _read(arguments.second, arguments), arguments)
+    return _describe(found, arguments)
+
+
+def _describe(found: Statistics, arguments: argparse.Namespace) -> int:
+    """Print the statistics of one run, and where its failures depart from its successes."""
     if arguments.where and found.finder.has_failures_only:
         found.finder.add_successful(_episodes(arguments.first, ["success=yes"]))
     departures = found.finder.find()
