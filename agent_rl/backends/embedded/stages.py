@@ -90,32 +90,12 @@ class LiveRun:
     def begin(self, stored: StoredGroups | None) -> Path:
         """Make what is trained, warm it up, and train it to the end."""
         folder, env, config = self.folder, self.env, self.config
-        if config.start_from:
-            model, tokenizer = load_model(config.start_from, config.device, dtype=config.dtype)
-            if config.fine_tunes:
-                fine_tune(model, tokenizer, config, folder)
-            actor = actor_of(env, config, model, tokenizer)
-            self.check_fit(actor)
-            self.progress.say(f"[bold]{env.id}[/bold]: starting from {escape(config.start_from)}. {self.place()}")
-            if config.warms_up:
-                self.warm_up(actor)
-        else:
-            actor = self.prepare()
-            if config.fine_tunes:
-                fine_tune(actor.model, actor.tokenizer, config, folder)
-                actor = actor_of(env, self.measured_config(actor), actor.model, actor.tokenizer)
+        actor = self.load(config.start_from) if config.start_from else self.prepare()
         if Algorithm(config.algorithm).needs_reference and config.lora is None:
             with written(folder / REFERENCE):
                 actor.save(folder / REFERENCE)
         if stored is not None:
-            stored.check_tokens(len(actor.tokenizer), actor.decode)
-            if not stored.is_rendered_by(actor.renderer):
-                other = (
-                    "prompts end otherwise than this model's renderer ends them: it learns another format than it is"
-                )
-                way_out = "set renderer=NAME as their run did, or start from its checkpoint"
-                warn(folder, f"episodes={config.episodes}: {other} evaluated in; {way_out}", self.say)
-            stored.save(folder / STORED)
+            self.keep_groups(stored, actor)
         actor = self.resources.enter_context(sampled_as_set(actor, config))
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         make_latest(folder)
@@ -129,6 +109,19 @@ class LiveRun:
             self.train(trainer)
             return self.finish(trainer)
 
+    def load(self, start_from: str) -> Actor:
+        """Load the model that the run starts from, and warm it up where that is asked for."""
+        config, env = self.config, self.env
+        model, tokenizer = load_model(start_from, config.device, dtype=config.dtype)
+        if config.fine_tunes:
+            fine_tune(model, tokenizer, config, self.folder)
+        actor = actor_of(env, config, model, tokenizer)
+        self.check_fit(actor)
+        self.progress.say(f"[bold]{env.id}[/bold]: starting from {escape(start_from)}. {self.place()}")
+        if config.warms_up:
+            self.warm_up(actor)
+        return actor
+
     def prepare(self) -> Actor:
         """Make a model and warm it up on demonstrations."""
         config, env, say = self.config, self.env, self.progress.say
@@ -138,7 +131,23 @@ class LiveRun:
         save_config(self.folder, self.measured_config(actor))  # for a resumed run
         self.check_fit(actor)
         self.warm_up(actor)
+        if config.fine_tunes:
+            fine_tune(actor.model, actor.tokenizer, config, self.folder)
+            actor = actor_of(env, self.measured_config(actor), actor.model, actor.tokenizer)
         return actor
+
+    def keep_groups(self, stored: StoredGroups, actor: Actor) -> None:
+        """Store the groups that the run learns from, for when it is resumed; warn of another format than the model's.
+
+        Raises:
+            ConfigError: if they are not of this model's tokens.
+        """
+        stored.check_tokens(len(actor.tokenizer), actor.decode)
+        if not stored.is_rendered_by(actor.renderer):
+            other = "prompts end otherwise than this model's renderer ends them: it learns another format than it is"
+            way_out = "set renderer=NAME as their run did, or start from its checkpoint"
+            warn(self.folder, f"episodes={self.config.episodes}: {other} evaluated in; {way_out}", self.say)
+        stored.save(self.folder / STORED)
 
     def warm_up(self, actor: Actor) -> None:
         """Clone demonstrations.
