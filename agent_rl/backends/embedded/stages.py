@@ -27,6 +27,8 @@ from agent_rl.backends.embedded.warm_start import WarmStep, warm_start
 from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
 from agent_rl.core.display import from_here
 from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Task
+from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.embedded.threads import torch_as_it_starts
 from agent_rl.engines.model_files import written
@@ -80,6 +82,16 @@ class LiveRun:
             return held_out_tasks(self.env, config, self.scripted)
         tasks = self.env.tasks.distinct(config.eval.split, config.eval.n)
         return HeldOut(tasks, f"{len(tasks)} tasks of '{config.eval.split}', left out of the stored groups")
+
+    @property
+    def dev_split(self) -> str:
+        """The split that is evaluated on during training."""
+        return self.config.eval.during(self.env.tasks.splits)
+
+    @cached_property
+    def dev_tasks(self) -> list[Task]:
+        """The tasks that are evaluated on during training."""
+        return self.env.tasks.distinct(self.dev_split, self.config.eval.dev_n)
 
     @property
     def scripted(self) -> int:
@@ -235,9 +247,8 @@ class LiveRun:
             self.progress.say(f"  {label:34s} {result.success}")
             for env, found in result.of_env.items():
                 self.progress.say(f"    {escape(env):32s} {found.success}")
-            if name == "sampled" and trainer.step and split == config.eval.during(self.env.tasks.splits):
-                shared = len(self.env.tasks.distinct(split, config.eval.dev_n))  # the first, as in training
-                self.keep_if_best(trainer, summarise(episodes[:shared]))
+            if name == "sampled" and trainer.step and split == self.dev_split:
+                self.keep_if_best(trainer, summarise(episodes[: len(self.dev_tasks)]))  # the first, as in training
 
     def train(self, trainer: Trainer) -> None:
         """Train to the last step; evaluate and save checkpoints at the configured steps.
@@ -247,8 +258,6 @@ class LiveRun:
             Interrupted: if the run was asked to stop.
         """
         config = self.config
-        split = config.eval.during(self.env.tasks.splits)
-        dev = self.env.tasks.distinct(split, config.eval.dev_n)
         sampled = trainer.actor.params(config.eval.sampled(config.rollout), config.rollout.max_tokens)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
@@ -267,12 +276,9 @@ class LiveRun:
             self.metrics.write("train", trainer.step, result.metrics | diagnosis.observe(result.metrics))
             diagnosis.require_scores(self.stop.hint)
             last = trainer.step == config.steps
-            reported = last and split == config.eval.split  # by `finish`, on all of its tasks
+            reported = last and self.dev_split == config.eval.split  # by `finish`, on all of its tasks
             if config.eval.every and trainer.step % config.eval.every == 0 and not reported:
-                evaluation, _ = trainer.evaluate(dev, sampled, split)
-                self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
-                self.dev = f"{evaluation.success.share} of {evaluation.success.n} {split} tasks at step {trainer.step}"
-                self.keep_if_best(trainer, evaluation)
+                self.evaluate_meanwhile(trainer, sampled)
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
             if recomputes and (old := result.metrics.get("perf/old_s")):
                 part = old / result.metrics["perf/update_s"]
@@ -281,6 +287,14 @@ class LiveRun:
             if last or self.stop.is_asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
                 save_checkpoint(self.folder / CHECKPOINT, trainer)
+
+    def evaluate_meanwhile(self, trainer: Trainer, params: SamplingParams) -> None:
+        """Evaluate on the tasks for that, and keep the weights that do best."""
+        evaluation, _ = trainer.evaluate(self.dev_tasks, params, self.dev_split)
+        self.metrics.write("eval", trainer.step, evaluation.row(self.dev_split, "sampled"))
+        success = evaluation.success
+        self.dev = f"{success.share} of {success.n} {self.dev_split} tasks at step {trainer.step}"
+        self.keep_if_best(trainer, evaluation)
 
     def keep_if_best(self, trainer: Trainer, evaluation: Evaluation) -> None:
         """Keep the weights if none did better on the tasks that are evaluated on during training."""
