@@ -112,12 +112,9 @@ class Proof:
         if not self._comes_out([*history, *results], (), *(m.content for m in results)):
             return False
         shown = self.template.render([*history, _RESULT], (), generate=True)
-        for role in ("user", "assistant"):
-            try:
-                if shown == self.template.render([*history, Message(role, _RESULT.content)], (), generate=True):
-                    return False
-            except RenderError:  # turns that don't alternate
-                continue
+        others = (Message(role, _RESULT.content) for role in ("user", "assistant"))
+        if any(self._shows([*history, other], shown) for other in others):
+            return False
         if self.template.support.calls == "template":
             return True
         try:  # a template's results may need its calls
@@ -127,6 +124,12 @@ class Proof:
         except RenderError:
             return False
         return True
+
+    def _shows(self, messages: Sequence[Message], ids: Sequence[int]) -> bool:
+        try:
+            return self.template.render(messages, (), generate=True) == ids
+        except RenderError:  # turns that don't alternate
+            return False
 
     def _prove(self, history: Sequence[Message], new: Message, tools: Sequence[ToolSpec] = ()) -> None:
         header = self.template.render(history[:-1], tools, generate=True)
