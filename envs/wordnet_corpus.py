@@ -71,7 +71,7 @@ def build(source: Path | None, out: Path) -> tuple[int, int]:
         out.mkdir(parents=True, exist_ok=True)
         passages = _write(out / "passages.jsonl", (*_passages(synsets), *definitions))
         open_index(out / "passages.jsonl")
-        return passages, _write(out / "tasks.jsonl", [*_without_favourites(_tasks(synsets))])
+        return passages, _write(out / "tasks.jsonl", [*_without_favourites(_Questions(synsets))])
 
 
 def _download(folder: Path) -> Path:
@@ -149,46 +149,66 @@ def _id(key: Key) -> str:
     return f"wn-{''.join(key)}"
 
 
-def _tasks(synsets: Mapping[Key, Synset]) -> Iterator[Task]:
-    """Yield the questions about nouns that have one meaning, with all names of the answer."""
-    meanings = Counter(word.lower() for synset in synsets.values() for word in synset.words)
+class _Questions:
+    """The questions about nouns that have one meaning, with all names of the answer."""
 
-    def name(key: Key) -> str:
-        return synsets[key].words[0]
+    def __init__(self, synsets: Mapping[Key, Synset]) -> None:
+        self._synsets = synsets
+        self._meanings = Counter(word.lower() for synset in synsets.values() for word in synset.words)
 
-    def is_clear(key: Key) -> bool:
-        return meanings[name(key).lower()] == 1
+    def __iter__(self) -> Iterator[Task]:
+        for key in self._synsets:
+            if key[0] == "n" and self._is_clear(key):
+                yield from self._about(key)
 
-    def task(kind: str, question: str, answers: Sequence[str], *support: Key) -> Task:
-        path: dict[str, list[str]] = {"support": [_id(key) for key in support], "names": [name(key) for key in support]}
-        return {"kind": kind, "question": question, "answers": list(answers), **path}
+    def _about(self, key: Key) -> Iterator[Task]:
+        _, gloss, related = self._synsets[key]
+        if instance_of := related.get("an instance of"):
+            if life := _LIFE.search(gloss):
+                question = f"In which year was {self._name(key)}, the {self._name(instance_of[0])}, born?"
+                yield self._task("born", question, [life[1]], key)
+            yield from self._about_place_of(key)
+        elif "part of" not in related:
+            yield from self._about_kind_of(key)
 
-    def only(key: Key, relation: str) -> Key | None:
+    def _about_place_of(self, key: Key) -> Iterator[Task]:
+        place = self._only(key, "part of")
+        if place is None or not self._synsets[place].related.get("an instance of"):
+            return
+        if (region := self._only(place, "part of")) is not None:
+            question = (
+                f"{self._name(key)} lies in a place. Which larger place or region is that place itself a part of?"
+            )
+            yield self._task("part of part", question, self._synsets[region].words, key, place)
+        if capital := _CAPITAL.search(self._synsets[place].gloss):
+            question = f"{self._name(key)} is in a city that is a capital. Of what is that city the capital?"
+            yield self._task("capital", question, [capital[1]], key, place)
+
+    def _about_kind_of(self, key: Key) -> Iterator[Task]:
+        thing = self._only(key, "a kind of")
+        kind = None if thing is None else self._only(thing, "a kind of")
+        if thing is None or kind is None or self._name(kind).lower() in self._synsets[key].gloss.lower():
+            return
+        question = f"Of what is the thing that {self._name(key)} is a kind of itself a kind?"
+        yield self._task("kind of kind", question, self._synsets[kind].words, key, thing)
+
+    def _name(self, key: Key) -> str:
+        return self._synsets[key].words[0]
+
+    def _is_clear(self, key: Key) -> bool:
+        return self._meanings[self._name(key).lower()] == 1
+
+    def _only(self, key: Key, relation: str) -> Key | None:
         """Return the only thing that a synset is related to, if its name is clear."""
-        found = synsets[key].related.get(relation, [])
-        return found[0] if len(found) == 1 and is_clear(found[0]) else None
+        found = self._synsets[key].related.get(relation, [])
+        return found[0] if len(found) == 1 and self._is_clear(found[0]) else None
 
-    for key, (_, gloss, related) in synsets.items():
-        if key[0] != "n" or not is_clear(key):
-            continue
-        of, life = related.get("an instance of"), _LIFE.search(gloss)
-        if of and life:
-            yield task("born", f"In which year was {name(key)}, the {name(of[0])}, born?", [life[1]], key)
-        place = only(key, "part of")
-        if of and place and synsets[place].related.get("an instance of"):
-            if (region := only(place, "part of")) is not None:
-                question = f"{name(key)} lies in a place. Which larger place or region is that place itself a part of?"
-                yield task("part of part", question, synsets[region].words, key, place)
-            if capital := _CAPITAL.search(synsets[place].gloss):
-                question = f"{name(key)} is in a city that is a capital. Of what is that city the capital?"
-                yield task("capital", question, [capital[1]], key, place)
-        thing = only(key, "a kind of")
-        if of or "part of" in related or thing is None:
-            continue
-        kind = only(thing, "a kind of")
-        if kind is not None and name(kind).lower() not in gloss.lower():
-            question = f"Of what is the thing that {name(key)} is a kind of itself a kind?"
-            yield task("kind of kind", question, synsets[kind].words, key, thing)
+    def _task(self, kind: str, question: str, answers: Sequence[str], *support: Key) -> Task:
+        path: dict[str, list[str]] = {
+            "support": [_id(key) for key in support],
+            "names": [self._name(key) for key in support],
+        }
+        return {"kind": kind, "question": question, "answers": list(answers), **path}
 
 
 def _without_favourites(tasks: Iterable[Task]) -> Iterator[Task]:
