@@ -10,7 +10,7 @@ import pytest
 from agent_rl.core.episode import Episode, Failure, Origin, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.stats import departures
-from agent_rl.stats.departures import Departures, find_departures, first_departure
+from agent_rl.stats.departures import Departure, Departures, find_departures
 from agent_rl.stats.diff import evidence_of
 from tests.doubles import CALL, example_episode, run_dice, token_policy
 
@@ -55,6 +55,12 @@ GAME = ("left", "wall"), ("right", "goal")
 LOST = {"outcome": Outcome.FAILED, "error": Failure("step", "SandboxError", "gone")}
 
 
+def departure_of(bad: Episode, *successful: Episode) -> Departure:
+    (kind,) = find_departures([*successful, bad]).kinds
+    assert kind.example is not None
+    return kind.example
+
+
 @pytest.mark.parametrize(
     ("good", "bad", "turn", "what"),
     [
@@ -93,27 +99,26 @@ LOST = {"outcome": Outcome.FAILED, "error": Failure("step", "SandboxError", "gon
     ],
 )
 def test_first_departure_is_found(good: Sequence[Turn], bad: Episode, turn: int, what: str) -> None:
-    found = first_departure(bad, [play(*good, score=1.0)])
-    assert found is not None and (found.turn, found.what) == (turn, what)
+    found = departure_of(bad, play(*good, score=1.0))
+    assert (found.turn, found.what) == (turn, what)
 
 
 def test_cut_reply_is_no_answer() -> None:
     good, bad = run_dice(token_policy(CALL, "6")), run_dice(token_policy("6 6 6", max_tokens=2))
     assert bad.stop_reason is StopReason.LENGTH and bad.final_text
-    found = first_departure(bad, [good])
-    assert found is not None and (found.turn, found.what) == (0, "cut in a reply (length)")
+    found = departure_of(bad, good)
+    assert (found.turn, found.what) == (0, "cut in a reply (length)")
 
 
 def test_nearest_successful_episode_is_compared() -> None:
     other, near = play(("21", ""), score=1.0, episode_id="other"), play(*GOOD, score=1.0, episode_id="near")
     bad = play(*GOOD[:2], ("Cold.", ""))
-    found = first_departure(bad, [other, near, other])
-    assert found is not None and found.successful == "near"
+    found = departure_of(bad, other, near, other)
+    assert found.successful == "near"
     evidence = evidence_of(found, bad, near)
     assert (evidence.did, evidence.instead_of, evidence.token) == ("Cold.", "It is 21.", None)
-    assert first_departure(bad, []) is None
-    (kind,) = find_departures([replace(near, group_id="g1"), other, bad]).kinds  # its own group first
-    assert kind.example is not None and kind.example.successful == "other"
+    assert not find_departures([bad]).kinds
+    assert departure_of(bad, replace(near, group_id="g1"), other).successful == "other"  # its own group first
 
 
 def run_of(*episodes: tuple[int, float | None, Mapping[str, object], Sequence[Turn]]) -> Departures:

@@ -185,13 +185,6 @@ def find_departures(episodes: Iterable[Episode]) -> Departures:
     return finder.find()
 
 
-def first_departure(episode: Episode, successful: Sequence[Episode]) -> Departure | None:
-    """Return where an episode departs from the one of some that it agrees with longest; None without any."""
-    one = _Attempt(episode.id, episode.group_id, path_of(episode), False, 0.0, "")
-    others = [_Attempt(e.id, e.group_id, path_of(e), True, 0.0, "") for e in successful]
-    return _departure(one, others) if others else None
-
-
 def _by_success(attempts: Sequence[_Attempt]) -> tuple[list[_Attempt], list[_Attempt]]:
     return [a for a in attempts if a.is_success], [a for a in attempts if not a.is_success]
 
