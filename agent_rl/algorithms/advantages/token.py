@@ -74,13 +74,12 @@ def gae(
     return advantages, advantages + values
 
 
-def whiten(x: Tensor, mask: Tensor, *, centre: bool = True) -> Tensor:
+def whiten(x: Tensor, mask: Tensor) -> Tensor:
     """Bring the sampled tokens of the whole batch to mean 0 and variance 1, `(x - mean) / sqrt(var + 1e-8)`.
 
     The variance has Bessel's correction, as in verl (masked_whiten) and TRL. Every token counts the same, so long rows
     dominate the statistics. A single token has no variance (verl raises): it is centred and not scaled. Equal values
-    come out as exactly 0. NaN stays NaN and is no part of the statistics. `centre=False` puts the mean back after
-    scaling, unscaled (verl's shift_mean=False).
+    come out as exactly 0. NaN stays NaN and is no part of the statistics.
     """
     x = torch.where(mask, x.detach().double(), 0.0)
     known = x[mask & ~x.isnan()]
@@ -89,8 +88,7 @@ def whiten(x: Tensor, mask: Tensor, *, centre: bool = True) -> Tensor:
     # clamped: rounding must not carry the mean of equal values past them, a difference of 0 is exactly 0
     mean = known.mean().clamp(known.min(), known.max())
     scale = torch.rsqrt(known.var() + WHITEN_EPS) if known.numel() > 1 else torch.ones_like(mean)
-    white = (x - mean) * scale
-    return torch.where(mask, white if centre else white + mean, 0.0)
+    return torch.where(mask, (x - mean) * scale, 0.0)
 
 
 def always_whitened(found: Tensor, trained: Tensor) -> Tensor:
