@@ -6,6 +6,7 @@ instance of an environment; `reset`, `step`, `score` and `play` use it, and `clo
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
@@ -165,23 +166,5 @@ class Reply(serving.Reply):
     """Of a script; None at its end."""
 
 
-_REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
-_REPLY = TypeAdapter(Reply)
-
-
-def load_request(data: str | bytes) -> Request:
-    """Return the request of a frame.
-
-    Raises:
-        RemoteError: if it is none.
-    """
-    return load(_REQUEST, data)
-
-
-def load_reply(data: str | bytes) -> Reply:
-    """Return the reply of a frame.
-
-    Raises:
-        RemoteError: if it is none.
-    """
-    return load(_REPLY, data)
+load_request = partial(load, TypeAdapter[Request](Request))
+load_reply = partial(load, TypeAdapter(Reply))

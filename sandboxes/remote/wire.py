@@ -6,6 +6,7 @@ and of the processes and streams that it has, which are named by handles.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
@@ -243,23 +244,5 @@ class Reply(frames.Reply):
     """How the sandbox was lost, if a call has found out."""
 
 
-_REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
-_REPLY = TypeAdapter(Reply)
-
-
-def load_request(data: str | bytes) -> Request:
-    """Return the request of a frame.
-
-    Raises:
-        RemoteError: if it is none.
-    """
-    return load(_REQUEST, data)
-
-
-def load_reply(data: str | bytes) -> Reply:
-    """Return the reply of a frame.
-
-    Raises:
-        RemoteError: if it is none.
-    """
-    return load(_REPLY, data)
+load_request = partial(load, TypeAdapter[Request](Request))
+load_reply = partial(load, TypeAdapter(Reply))
