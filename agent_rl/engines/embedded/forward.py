@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -106,44 +106,40 @@ class FusedForward:
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the model's present weights."""
-
-        def take(*weights: Tensor) -> Tensor:
-            return torch.cat([w.detach() for w in weights]).to(self.cache.dtype)
-
         base = body_of(self.model)
         self.release()
-        for layer in base.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            normed = hasattr(attention, "q_norm")
-            scale = 1.0 if normed else attention.scaling
-            q, k, v, out = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-            moe = hasattr(mlp, "experts")
-            if moe:
-                experts = list(zip(take(mlp.experts.gate_up_proj), take(mlp.experts.down_proj), strict=True))
-            else:
-                experts = [(take(weight_of(mlp.gate_proj), weight_of(mlp.up_proj)), take(weight_of(mlp.down_proj)))]
-            self.layers.append(
-                _Layer(
-                    input_norm=take(layer.input_layernorm.weight),
-                    qkv=_linear(
-                        take(weight_of(q) * scale, weight_of(k), weight_of(v)),
-                        None if q.bias is None else take(q.bias * scale, k.bias, v.bias),
-                    ),
-                    qk_norm=take(
-                        attention.q_norm.weight.expand(self.heads, -1) * attention.scaling,
-                        attention.k_norm.weight.expand(self.kv_heads, -1),
-                    )
-                    if normed
-                    else None,
-                    window=_window_of(attention, self.model.config),
-                    out=_linear(take(weight_of(out)), None if out.bias is None else take(out.bias)),
-                    mlp_norm=take(layer.post_attention_layernorm.weight),
-                    experts=[(_linear(gate_up), _linear(down)) for gate_up, down in experts],
-                    router=_linear(take(mlp.gate.weight)) if moe else None,
-                )
-            )
-        self.embedding, self.final_norm = take(base.embed_tokens.weight), take(base.norm.weight)
+        self.layers += map(self._fused, base.layers)
+        self.embedding, self.final_norm = self._take(base.embed_tokens.weight), self._take(base.norm.weight)
         self.head = _linear(head_of(self.model).weight.detach().to(self.head_dtype))
+
+    def _fused(self, layer: Any) -> _Layer:
+        """Copy a layer's weights into fewer and larger ones."""
+        take, attention, mlp = self._take, layer.self_attn, layer.mlp
+        q, k, v, out = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+        if normed := hasattr(attention, "q_norm"):
+            q_norm = attention.q_norm.weight.expand(self.heads, -1) * attention.scaling
+            k_norm = attention.k_norm.weight.expand(self.kv_heads, -1)
+        scale = 1.0 if normed else attention.scaling
+        if moe := hasattr(mlp, "experts"):
+            experts = list(zip(take(mlp.experts.gate_up_proj), take(mlp.experts.down_proj), strict=True))
+        else:
+            experts = [(take(weight_of(mlp.gate_proj), weight_of(mlp.up_proj)), take(weight_of(mlp.down_proj)))]
+        return _Layer(
+            input_norm=take(layer.input_layernorm.weight),
+            qkv=_linear(
+                take(weight_of(q) * scale, weight_of(k), weight_of(v)),
+                None if q.bias is None else take(q.bias * scale, k.bias, v.bias),
+            ),
+            qk_norm=take(q_norm, k_norm) if normed else None,
+            window=_window_of(attention, self.model.config),
+            out=_linear(take(weight_of(out)), None if out.bias is None else take(out.bias)),
+            mlp_norm=take(layer.post_attention_layernorm.weight),
+            experts=[(_linear(gate_up), _linear(down)) for gate_up, down in experts],
+            router=_linear(take(mlp.gate.weight)) if moe else None,
+        )
+
+    def _take(self, *weights: Tensor) -> Tensor:
+        return torch.cat([w.detach() for w in weights]).to(self.cache.dtype)
 
     @torch.no_grad()
     def __call__(self, layout: Layout) -> StepOutput:
