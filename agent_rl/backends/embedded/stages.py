@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -28,6 +28,7 @@ from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
 from agent_rl.core.display import from_here
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Task
+from agent_rl.core.trajectory import Trajectory
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.embedded.threads import torch_as_it_starts
@@ -185,16 +186,7 @@ class LiveRun:
             self.metrics.write(step.phase, step.step, {"loss": step.loss})
             self.progress.phase(step.phase, step.step, step.of, f"loss {step.loss:.3f}")
 
-        trajectories = [t for e in demonstrations for t in e.trajectories]
-        fitting = [t for t in trajectories if len(t) <= actor.engine.context_limit]
-        if len(fitting) < len(trajectories):
-            left = len(trajectories) - len(fitting)
-            warn(
-                self.folder,
-                f"{left} of {len(trajectories)} demonstrations exceed the context of "
-                f"{actor.engine.context_limit} tokens and are left out: raise rollout.context",
-                self.say,
-            )
+        fitting = self.fitting(demonstrations, actor.engine.context_limit)
         self.say_how_to_resume()
         actor.engine.release_weights()
         warm_start(
@@ -208,6 +200,15 @@ class LiveRun:
             on_step=show,
             checkpoint=WarmCheckpoint(self.folder / WARM, self.stop),
         )
+
+    def fitting(self, demonstrations: Sequence[Episode], context: int) -> list[Trajectory]:
+        """Return the trajectories that fit into a context; warn of the others."""
+        trajectories = [t for e in demonstrations for t in e.trajectories]
+        fitting = [t for t in trajectories if len(t) <= context]
+        if left := len(trajectories) - len(fitting):
+            exceed = f"{left} of {len(trajectories)} demonstrations exceed the context of {context} tokens"
+            warn(self.folder, f"{exceed} and are left out: raise rollout.context", self.say)
+        return fitting
 
     def measured_config(self, actor: Actor) -> TrainConfig:
         """Return the settings, with the context that the actor was made for."""
