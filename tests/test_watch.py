@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import agent_rl as ar
-from agent_rl.backends.embedded.stages import open_run
+from agent_rl.backends.embedded.live_run import open_run
 from agent_rl.cli import main
 from agent_rl.core.messages import ToolCall
 from agent_rl.errors import StoreError

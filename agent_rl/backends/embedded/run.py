@@ -12,8 +12,9 @@ from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.data_parallel import in_processes
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters
+from agent_rl.backends.embedded.live_run import open_run
 from agent_rl.backends.embedded.memory import require_memory
-from agent_rl.backends.embedded.stages import CHECKPOINT, REFERENCE, STORED, WARM, open_run
+from agent_rl.backends.embedded.stages import CHECKPOINT, REFERENCE, STORED, WARM, begin, evaluate, finish, train
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import with_settings
 from agent_rl.core.display import from_here
@@ -49,7 +50,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         run.say(str(memory))
         if note := env.tasks.describe_held_out():
             progress.say(f"[yellow]{env.id}: {note}.[/yellow]")
-        return run.begin(stored)
+        return begin(run, stored)
 
 
 def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **changes: object) -> Path:
@@ -94,9 +95,9 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
         run.say_how_to_resume()
         with in_processes(folder, trainer):
             if not trainer.step:
-                run.evaluate(trainer, "before")  # which may have been cut short
-            run.train(trainer)
-            return run.finish(trainer)
+                evaluate(run, trainer, "before")  # which may have been cut short
+            train(run, trainer)
+            return finish(run, trainer)
 
 
 def _resume_warm_start(folder: Path, config: TrainConfig, env: EnvSpec, progress: Progress, stop: Stop | None) -> Path:
@@ -106,4 +107,4 @@ def _resume_warm_start(folder: Path, config: TrainConfig, env: EnvSpec, progress
         save_config(folder, config)
         run.say(str(memory))
         run.say(f"Continuing the warm start in {escape(from_here(folder))}")
-        return run.begin(stored)
+        return begin(run, stored)
