@@ -24,17 +24,8 @@ def init(arguments: argparse.Namespace) -> int:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     folder = Path(arguments.folder)
-    name, module = folder.name, folder.name.replace("-", "_")
-    if not (module.isidentifier() and module.isascii() and module == module.lower()) or keyword.iskeyword(module):
-        raise ConfigError(f"'{name}' can't be an environment's name: use a-z, 0-9, '-' and '_', as in my-env")
-    if module in sys.stdlib_module_names or module == "agent_rl":
-        raise ConfigError(
-            f"'{name}' is a module already, so that 'import {module}' would be another: choose another name"
-        )
-    from agent_rl.gym.registry import BUILTIN  # not above: what Python's own modules refuse shows before
-
-    if f"{name}-v0" in BUILTIN:
-        raise ConfigError(f"'{name}-v0' is a built-in environment: choose another name, such as my-{name}")
+    name = folder.name
+    module = _module_of(name)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"'{folder}' has files already: name a new folder")
     shown = shlex.quote(str(folder))
@@ -56,3 +47,23 @@ def init(arguments: argparse.Namespace) -> int:
     print("What else may be wrong with it, and what luck scores in it:")
     print(f"  agent-rl check --import {shown}/{module}.py {values['env']}")
     return 0
+
+
+def _module_of(name: str) -> str:
+    """Return the name of the module that has the environment.
+
+    Raises:
+        ConfigError: if it can't be one, or the environment's is taken.
+    """
+    module = name.replace("-", "_")
+    if not (module.isidentifier() and module.isascii() and module == module.lower()) or keyword.iskeyword(module):
+        raise ConfigError(f"'{name}' can't be an environment's name: use a-z, 0-9, '-' and '_', as in my-env")
+    if module in sys.stdlib_module_names or module == "agent_rl":
+        raise ConfigError(
+            f"'{name}' is a module already, so that 'import {module}' would be another: choose another name"
+        )
+    from agent_rl.gym.registry import BUILTIN  # not above: what Python's own modules refuse shows before
+
+    if f"{name}-v0" in BUILTIN:
+        raise ConfigError(f"'{name}-v0' is a built-in environment: choose another name, such as my-{name}")
+    return module
