@@ -135,7 +135,7 @@ def load_judged(path: str | os.PathLike[str]) -> Judged:
             header = _parse(_HEADER, line, f"{file}:{at}")
             continue
         if header is None:
-            raise StoreError(f"{file} is no judged file: its first line is no header of one")
+            raise _without_head(file)
         each = _parse(_LINE, line, f"{file}:{at}")
         if JudgeFault.COST in each.judgement.faults:
             replaced += each.judgement.usage
@@ -181,7 +181,11 @@ class JudgedWriter(LineWriter):
 def _require_head(path: Path) -> None:
     with path.open("rb") as file:
         if not _HEAD.startswith(file.read(len(_HEAD))):
-            raise StoreError(f"{path} is no judged file: its first line is no header of one")
+            raise _without_head(path)
+
+
+def _without_head(file: Path) -> StoreError:
+    return StoreError(f"{file} is no judged file: its first line is no header of one")
 
 
 def _has_line(path: Path) -> bool:
