@@ -75,16 +75,8 @@ class Trainer:
         for member in members_of(spec, config.env_args):
             require_hooks(member.spec, self.algorithm)
         self.is_mixture, self.replay = bool(routers(actor.model)), config.algorithm.routing.replay
-        if config.algorithm.routing != RoutingConfig() and not self.is_mixture:
-            raise ConfigError("algorithm.routing is about a mixture of experts, and the model is dense")
-        if self.algorithm.needs_reference and reference is None:
-            raise ConfigError(f"{config.algorithm.name} compares with the start of the run: give it as `reference`")
-        wanted, half = config.algorithm.critic.where != "none", config.precision.autocast == "float16"
-        if actor.model.device.type == "mps" and (self.is_mixture or wanted or half):
-            raise ConfigError(
-                "device=mps has no float64, which mixtures of experts and critics need, and scales no losses: set "
-                "device=cpu, or a dense model without a critic and without precision.autocast=float16"
-            )
+        has_critic, half = config.algorithm.critic.where != "none", config.precision.autocast == "float16"
+        self._require_possible(has_critic, half)
         if config.gradient_checkpointing:
             enable_checkpointing(actor.model)
         self.optimizer = Optimizer(
@@ -96,7 +88,7 @@ class Trainer:
         )
         self.loss_device = float64_device(actor.model.device)
         """Where losses are computed."""
-        self.critic = Critic(actor.model, self.algorithm, config.optimizer) if wanted else None
+        self.critic = Critic(actor.model, self.algorithm, config.optimizer) if has_critic else None
         self.processes = OneProcess()
         self.rollouts = RolloutSampler(spec, actor, config, self.algorithm)
         self.ahead = deque[StepBatch]()
@@ -104,6 +96,23 @@ class Trainer:
         self.learned: Learned | None = None
         """What the last update learned from; None if nothing was sampled."""
         self.step = 0
+
+    def _require_possible(self, has_critic: bool, half: bool) -> None:
+        """Refuse what can't be done with this model or on its device.
+
+        Raises:
+            ConfigError: with what can.
+        """
+        if self.config.algorithm.routing != RoutingConfig() and not self.is_mixture:
+            raise ConfigError("algorithm.routing is about a mixture of experts, and the model is dense")
+        if self.algorithm.needs_reference and self.reference is None:
+            name = self.config.algorithm.name
+            raise ConfigError(f"{name} compares with the start of the run: give it as `reference`")
+        if self.actor.model.device.type == "mps" and (self.is_mixture or has_critic or half):
+            raise ConfigError(
+                "device=mps has no float64, which mixtures of experts and critics need, and scales no losses: set "
+                "device=cpu, or a dense model without a critic and without precision.autocast=float16"
+            )
 
     def train_step(self) -> StepResult:
         """Sample a batch with the present weights, or take one that is waiting or stored; learn from it, advance."""
