@@ -162,6 +162,14 @@ def test_atif_actions_in_texts_are_answered_by_the_user(tmp_path: Path) -> None:
     assert (found.id, found.env, found.reward) == ("s", "imported/t", None)
 
 
+def test_atif_calls_without_an_id_are_told_apart(tmp_path: Path) -> None:
+    calls = [{"function_name": "look"}, {"function_name": "take"}]
+    row = {"schema_version": "ATIF-v1.4", "steps": [{"source": "agent", "tool_calls": calls}]}
+    (tmp_path / "t.json").write_text(json.dumps(row))
+    (found,) = import_episodes(tmp_path)
+    assert [(call.id, call.name) for call in found.messages[0].tool_calls] == [("call_0", "look"), ("call_1", "take")]
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -172,6 +180,10 @@ def test_atif_actions_in_texts_are_answered_by_the_user(tmp_path: Path) -> None:
         ('{"prompt": "hello"}', '"messages"'),
         ('{"schema_version": "ATIF-v2.0"}', "ATIF-v2.0"),
         ('{"schema_version": "ATIF-v1.2", "steps": [{"source": "robot"}]}', r"steps\[0\].source"),
+        (
+            '{"schema_version": "ATIF-v1.4", "steps": [{"source": "agent", "tool_calls": [{"tool_call_id": "a"}]}]}',
+            r"rows.jsonl:2: steps\[0\].tool_calls\[0\].function_name=None: give the name",
+        ),
         ('{"messages": [{"role": "user"}], "reward": "0.5"}', "rows.jsonl:2: reward='0.5': give a number"),
         ('{"messages": [{"role": "user"}], "reward": 1' + "0" * 400 + "}", "rows.jsonl:2: int too large"),
         (b'{"messages": [{"role": "user", "content": "\xe9"}]}', "rows.jsonl:2: not JSON: 'utf-8' codec"),

@@ -180,10 +180,13 @@ def _messages(step: _Row) -> Iterator[Message]:
         yield from (Message("system" if role == "system" else "user", text_of(r.get("content"))) for r in results)
         return
     calls = []
-    for call in _objects(step.get("tool_calls"), "tool_calls"):
-        id, arguments = str(call.get("tool_call_id")), _object(call.get("arguments"))
+    for at, call in enumerate(_objects(step.get("tool_calls"), "tool_calls")):
+        id, name = str(call.get("tool_call_id") or f"call_{at}"), call.get("function_name")
         error = broken.get(id)
-        calls.append(ToolCall(id, str(call.get("function_name")), arguments, None if error is None else str(error)))
+        if error is None and not (name and isinstance(name, str)):  # one that could not be read has an error
+            raise ValueError(f"tool_calls[{at}].function_name={name!r:.80}: give the name of the tool that was called")
+        arguments = _object(call.get("arguments"))
+        calls.append(ToolCall(id, str(name or ""), arguments, None if error is None else str(error)))
     reasoning = step.get("reasoning_content")
     yield Message("assistant", content, None if reasoning is None else str(reasoning), tuple(calls))
     names = {call.id: call.name for call in calls}
