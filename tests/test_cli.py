@@ -221,7 +221,7 @@ def test_train_dry_run_checks_the_environment(capsys: pytest.CaptureFixture[str]
         ("env=calculater-v0", "Did you mean 'calculator-v0'"),
         ("split=tran", "Did you mean 'train'"),
         ("env_args.levl=2", "no argument 'levl'"),
-        ("imports=[nowhere.py]", "nowhere.py is no Python file"),
+        ("imports=[nowhere.py]", "nowhere.py does not exist; give the .py file"),
     ):
         status, _, err = call(capsys, "train", "--dry-run", mistake)
         assert status == 1 and why in err

@@ -64,7 +64,7 @@ def test_dry_run_refuses_counts_that_are_slips(name: str, capsys: pytest.Capture
 
 def test_dry_run_refuses_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--import", str(tmp_path / "gone.py"), "--dry-run"]) == 1
-    assert "is no Python file" in capsys.readouterr().err
+    assert "gone.py does not exist" in capsys.readouterr().err
 
 
 def test_check_environment_closes_the_instance(own: str, tmp_path: Path) -> None:

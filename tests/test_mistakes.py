@@ -184,6 +184,14 @@ def test_main_reports_broken_imports(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert message in said(capsys, "envs", "--import", str(file))
 
 
+def test_main_says_where_it_looked_for_imports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    where = f"mine/nowhere.py does not exist in {tmp_path}, the working directory; give the .py file"
+    assert where in said(capsys, "envs", "--import", "mine/nowhere.py")
+
+
 def test_main_shows_the_traceback_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text("1 / 0")
     assert main(["envs", "--traceback", "--import", str(tmp_path / "mine.py")]) == 1

@@ -215,8 +215,8 @@ def test_load_file_refuses_the_neighbour_of_another_file(tmp_path):
 
 def test_load_file_refuses_unloadable_files(tmp_path):
     (tmp_path / "notes.txt").write_text("")
-    for name in ("gone.py", "notes.txt", "."):
-        with pytest.raises(ConfigError, match="is no Python file"):
+    for name, why in (("gone.py", "gone.py does not exist; give"), ("notes.txt", "is no P"), (".", "is no P")):
+        with pytest.raises(ConfigError, match=why):
             load_file(tmp_path / name)
     (tmp_path / "broken.py").write_text("1 / 0")
     with pytest.raises(ZeroDivisionError):

@@ -12,7 +12,6 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -112,7 +111,7 @@ def _load(file: str) -> None:
     from agent_rl.gym.registry import load_once
 
     try:
-        load_once(str(Path(file).resolve()))
+        load_once(file)
     except (AgentRLError, KeyboardInterrupt):
         raise
     except BaseException as error:

@@ -235,6 +235,9 @@ def load_file(path: str | Path) -> ModuleType:
             that name, from another folder.
     """
     file = Path(path).resolve()
+    if not file.exists():
+        where = "" if Path(path).is_absolute() else f" in {Path.cwd()}, the working directory"
+        raise ConfigError(f"{path} does not exist{where}; give the .py file that registers your environments")
     if file.suffix != ".py" or not file.is_file():
         raise ConfigError(f"{path} is no Python file; give the .py file that registers your environments")
     _require_own_modules(file, set())
