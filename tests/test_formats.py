@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -249,6 +252,24 @@ def test_export_that_fails_leaves_nothing_behind(name: str, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
     assert export_episodes([talked("a")], tmp_path / name, "atif") == 1
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out"])
+def test_export_removes_what_a_killed_one_left(name: str, tmp_path: Path) -> None:
+    write = f"""
+import os, signal
+from agent_rl.formats.writing import export_episodes
+def episodes():
+    yield os.kill(os.getpid(), signal.SIGKILL)
+export_episodes(episodes(), {str(tmp_path / name)!r}, "atif")
+"""
+    assert subprocess.run([sys.executable, "-c", write], check=False).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    under_way = left.with_name(left.name.replace(f"-{name}", "-other")), tmp_path / f".exporting-{name}"
+    for other in under_way:
+        other.touch()
+    assert export_episodes([talked("a")], tmp_path / name, "atif") == 1
+    assert {*tmp_path.iterdir()} == {tmp_path / name, *under_way}
 
 
 def test_readme_commands_export_and_import(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from agent_rl.formats.atif import atif_rows
 from agent_rl.formats.inspect_log import write_inspect
 from agent_rl.formats.rows import message_rows, preference_rows, sft_rows
 from agent_rl.formats.tables import write_dataset, write_parquet
+from agent_rl.rollout.watch import is_gone
 
 Rows = Callable[[Iterable[Episode]], Iterator[dict[str, JSON]]]
 LINES: Mapping[str, Rows] = MappingProxyType(
@@ -58,15 +60,24 @@ def export_episodes(episodes: Iterable[Episode], path: str | os.PathLike[str], f
     if format in TEXT_ONLY:
         episodes = _without_images(episodes, format)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".exporting-{os.getpid()}-{target.name}")  # whole or not there
+    prefix = f".exporting-{socket.gethostname()}-"
+    for left in target.parent.glob(f"{prefix}*"):  # of exports that were killed
+        pid, _, name = left.name.removeprefix(prefix).partition("-")
+        if name == target.name and pid.isdecimal() and is_gone(int(pid)):
+            _remove(left)
+    part = target.with_name(f"{prefix}{os.getpid()}-{target.name}")  # whole or not there
     try:
         written = _write(episodes, part, format)
         part.rename(target)
     finally:
-        if part.is_dir():
-            shutil.rmtree(part)
-        part.unlink(missing_ok=True)
+        _remove(part)
     return written
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
 
 
 def _write(episodes: Iterable[Episode], path: Path, format: str) -> int:

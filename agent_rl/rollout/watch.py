@@ -167,8 +167,13 @@ def _was_killed(found: Mapping[str, Any]) -> bool:
     """Return whether the process that wrote a status is gone, as far as this one can tell."""
     if found.get("of") != _numbering():  # another machine's or container's, or an older version's
         return False
+    return is_gone(found["pid"])
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether this machine, or container, has no process of a number."""
     try:
-        os.kill(found["pid"], 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:  # another user's
