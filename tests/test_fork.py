@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,24 @@ def test_fork_refuses_a_policy_that_only_starts(stored: Path, tmp_path: Path) ->
         with pytest.raises(PolicyError, match=r"Starting can't continue an episode: it has no resume\("):
             ar.fork(stored, parent.id, turn, Starting(), out=str(out))
     assert not out.exists()
+
+
+def test_fork_that_is_interrupted_at_once_leaves_no_run(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def start(self, tools, seed):
+            raise NotImplementedError
+
+        def resume(self, tools, seed, prefix):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.chdir(tmp_path)
+    parent = next(read_episodes(stored))
+    for out in (None, "out.jsonl"):
+        with pytest.raises(KeyboardInterrupt):
+            ar.fork(stored, parent.id, 1, Interrupted(), out=out)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_fork_command_refuses_what_no_longer_replays(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,15 +151,27 @@ def start_fork(
             if policy is not None and not isinstance(policy, EnvPolicy):
                 require_resumable(policy)
             keeps_tokens = bool(policy and branch and branch.prefix(policy, tools).token_ids)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            if not out.exists():
-                save_config(out.parent, settings.model_copy(update={"imports": imports}), settings_file(out).name)
-            with EpisodeWriter(out) as writer:
+            with _place(out, settings.model_copy(update={"imports": imports})), EpisodeWriter(out) as writer:
                 if policy is None:
                     episodes = _ask_person(jobs, writer)
                 else:
                     episodes = asyncio.run(_store(jobs, policy, settings.concurrency, writer, progress))
         return ForkResult(out, parent, tuple(episodes), keeps_tokens)
+
+
+@contextmanager
+def _place(out: Path, settings: ForkSettings) -> Iterator[None]:
+    """Store the settings beside a new file; both go again if no episode came of it."""
+    is_new = not out.exists()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if is_new:
+        save_config(out.parent, settings, settings_file(out).name)
+    try:
+        yield
+    finally:
+        if is_new and not (out.exists() and out.stat().st_size):
+            out.unlink(missing_ok=True)
+            settings_file(out).unlink()
 
 
 def _ask_person(jobs: Sequence[Job], writer: EpisodeWriter) -> list[Episode]:
