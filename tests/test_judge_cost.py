@@ -10,6 +10,8 @@ import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
 
 from agent_rl.cli import main
@@ -18,7 +20,7 @@ from agent_rl.judge import estimate
 from agent_rl.judge.judged import load_judged
 from agent_rl.store.episodes import EpisodeWriter
 from tests.fake_judge import FakeJudge, answered
-from tests.fake_openai import Answer, Body, FakeOpenAI, failed
+from tests.fake_openai import HANG, Answer, Body, FakeOpenAI, failed
 
 RUBRIC = """
 name: words
@@ -102,6 +104,29 @@ def test_run_stops_at_its_cost_and_continues(capsys: pytest.CaptureFixture[str])
         assert "--max-cost 0.3" in said and len(server.asked) == 3
         assert not any(j.faults for j in load_judged("a.jsonl").judgements)
         assert call(capsys, server, "run", *words)[0] == 0 and len(server.asked) == 6
+
+
+def test_run_counts_calls_that_take_too_long_in_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("judge.prices=prices.yaml", "judge.concurrency=1", "judge.timeout=0.3", "-o", "a.jsonl")
+    with FakeOpenAI(lambda _: HANG) as server:
+        status, said = call(capsys, server, "run", "--max-cost", "1", *words)
+    sizes = (sum(len(message["content"]) for message in body["messages"]) for body in server.asked)
+    cost = sum(size // 4 / 1000 + 0.256 for size in sizes)  # a usual reply's tokens
+    assert status == 1 and len(server.asked) == 2
+    assert f"the calls have cost {cost:.4g} (judge.max_cost=1)" in said
+
+
+def test_run_counts_no_call_that_reached_no_server(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def create(self: object, **body: object) -> None:
+        raise openai.APITimeoutError(httpx.Request("POST", "http://x")) from httpx.ConnectTimeout("")
+
+    words = ("judge.prices=prices.yaml", "--max-cost", "0.01", "-o", "a.jsonl")
+    monkeypatch.setattr("openai.resources.chat.completions.AsyncCompletions.create", create)
+    with FakeOpenAI() as server:
+        assert call(capsys, server, "run", *words)[0] == 0
+    assert {j.verdicts[0].error for j in load_judged("a.jsonl").judgements} == {"timeout"}
 
 
 def test_run_counts_the_calls_of_judgements_that_its_cost_cut(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.log import CallLog, call_key
 from agent_rl.judge.reply import Answer
-from agent_rl.policy.openai_client import ChatClient, Tally, connect
+from agent_rl.policy.openai_client import CHARACTERS, ChatClient, Tally, connect
 from agent_rl.policy.openai_failures import ContextOverflowError, RefusedError
 from agent_rl.policy.openai_thread import ClientThread
 from agent_rl.rollout.usage import load_prices, price_of
@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 ASKED_AGAIN = 2
 """Times that a reply which can't be used is asked for once more."""
-CHARACTERS = 4
-"""Of a token, where no server has counted."""
 NO_SCHEMA = (400, 422, 501)
 """Statuses by which servers refuse `response_format`."""
 _FILTERED = re.compile("content.?(filter|policy|management)", re.IGNORECASE)

@@ -45,6 +45,8 @@ CONNECT = 10.0
 """Seconds for a connection, and for the first look at the server."""
 POOL = 32
 """Connections among which a request looks for a free one."""
+CHARACTERS = 4
+"""Of a token, as long as no server has counted."""
 EXPECTED = 256
 """Tokens of the first replies, as tokens per minute count them before the server does."""
 OWN = "api.openai.com"
@@ -62,7 +64,9 @@ class Tally:
     """Of the pauses between attempts."""
     answers: list[ChatAnswer] = field(default_factory=list)
     uncounted: list[int] = field(default_factory=list)
-    """Characters of each answer whose tokens the server did not say, nor that it failed: it may have charged them."""
+    """Characters of each answer whose tokens the server did not say, nor that it failed: it may have charged them.
+
+    Of one that did not come in time, those of a usual one."""
     finish_reason: str = ""
     errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -231,6 +235,7 @@ class ChatClient:
             self.expected += 0.1 * ((used.completion_tokens or 0) - self.expected)
 
     async def _attempt(self, body: Mapping[str, JSON], tally: Tally) -> ChatAnswer:
+        import httpx
         import openai
 
         sent = {**body, **(body.get("extra_body") or {})}  # type: ignore[dict-item]
@@ -244,7 +249,9 @@ class ChatClient:
                     ask = api.chat.completions.with_raw_response.create  # what it knows by name it copies, for 0.5 ms
                     response = await ask(model=self.model, messages=[], extra_body=sent)
             answer = ChatAnswer.model_validate_json(response.text)
-        except (TimeoutError, openai.APITimeoutError):
+        except (TimeoutError, openai.APITimeoutError) as error:
+            if not isinstance(error.__cause__, httpx.ConnectTimeout):
+                tally.uncounted.append(round(self.expected) * CHARACTERS)
             raise AttemptError("timeout", f"no answer within {self.section}.timeout={self.timeout:g} s") from None
         except openai.APIConnectionError as error:
             raise AttemptError("connection", cause(error)) from None
