@@ -23,7 +23,7 @@ from agent_rl.policy import TokenPolicy
 from agent_rl.policy.base import Prefix
 from agent_rl.policy.shortening import DROPPED, REQUEST, SUMMARY, Shortening
 from agent_rl.replay.fork import fork_jobs
-from agent_rl.rollout import continuation, run_episode
+from agent_rl.rollout import Job, continuation, run_episode
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.episodes import read_episodes
@@ -202,6 +202,31 @@ def test_fork_of_a_fork_keeps_a_summarised_context() -> None:
     child = forked(parent, 2, CALL, CALL, "6")
     grandchild = forked(child, 3, CALL, "5")
     assert "rolled" in text(forked(grandchild, 3, "4"), 0)
+
+
+def test_continuations_render_the_summary_where_nothing_is_appended() -> None:
+    class Fair(Dice):
+        snapshot_attributes = ("rng",)
+
+    def check(job: Job, *replies: str | Message) -> None:
+        renderer = UnprovenRenderer(RENDERER, range(99))
+        child = asyncio.run(run_episode(job, TokenPolicy(ScriptedEngine(sampled(ids(*replies))), renderer)))
+        assert child.trajectories[0].token_ids[: len(seen)].tolist() == seen
+        assert child.stop_reason is StopReason.DONE and len(child.trajectories) == len(replies)
+        for at in range(len(child.trajectories)):
+            shown = text(child, at)
+            assert "rolled" in shown and shown.count("<|im_start|>tool") == shown.count("<|im_start|>assistant") - 1
+
+    calls, unproven = [CALL] * 4, range(99)
+    rule = Shortening(rule="summarise", over_tokens=after(*calls) - 1)
+    parent, _ = played(rule, *calls, "rolled", CALL, "6", unproven=unproven, cls=Fair, snapshots=True)
+    assert parent.stop_reason is StopReason.DONE and len(parent.trajectories) == 7
+    for turn, replies in ((4, (CALL, CALL, "6")), (5, (CALL, "6"))):
+        seen = next(t.before(turn) for t in reversed(parent.trajectories) if t.before(turn) is not None).tolist()
+        check(*fork_jobs(dice_spec(Fair), parent, turn), *replies)
+        check(continuation(dice_spec(Fair), parent, turn, 7), *replies)
+    cut, _ = played(rule, *calls, "rolled", CALL, unproven=unproven, budget=Budget(turns=5))
+    check(*fork_jobs(dice_spec(), cut, 5), "6")
 
 
 class Talk(Env):

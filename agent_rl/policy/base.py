@@ -30,6 +30,8 @@ class Prefix:
     """The episode's; None for the conversation's own."""
     agents: int = 0
     """How many sub-agents were begun in them, save before an earlier continuation."""
+    context: tuple[Message, ...] = ()
+    """What the ids say, where a summary stands for a part of the messages; none where they say all of them."""
 
     @property
     def rules(self) -> list[Message]:

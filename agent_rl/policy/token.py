@@ -83,7 +83,7 @@ class TokenPolicy:
         caller = TokenConversation(self, self.shown(tools), seed, prefix)
 
         def begin(messages: Sequence[Message], turn: int) -> TokenConversation:
-            own = replace(prefix or Prefix((), (), 0), messages=tuple(messages), token_ids=(), turn=turn)
+            own = replace(prefix or Prefix((), (), 0), messages=tuple(messages), token_ids=(), turn=turn, context=())
             return TokenConversation(self, tools, seed, own, caller)
 
         return DelegatingConversation(self.delegate, caller, begin, prefix)
@@ -129,8 +129,8 @@ class TokenConversation:
         self._asks = False
         """Whether they end with a request for a summary."""
         if prefix is not None:
-            self._messages = list(prefix.messages)
-            self._examples = max(0, _replies_in(self._messages) - prefix.turn)
+            self._messages = list(prefix.context or prefix.messages)
+            self._examples = max(0, _replies_in(prefix.messages) - prefix.turn)
             self.turn = prefix.turn
             ids = prefix.token_ids or policy.renderer.prompt(self._messages, tools)
             self._pending = [(ids, Source.PROMPT)]

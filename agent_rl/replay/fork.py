@@ -34,7 +34,7 @@ from agent_rl.replay.result import Result, Status
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.episode import EpisodeRun
 from agent_rl.rollout.job import Branch, Call, Job, Reset
-from agent_rl.rollout.prefix import messages_before, prefix_of, seen_before
+from agent_rl.rollout.prefix import context_before, messages_before, prefix_of, seen_before
 from agent_rl.rollout.sub_agents import amid_sub_agent, began_sub_agent, require_caller
 
 _BUDGETS = (StopReason.TURNS, StopReason.TOKENS, StopReason.SECONDS)
@@ -107,8 +107,11 @@ class ReplayedBranch(Branch):
         if not isinstance(policy, TokenPolicy):
             return prefix_of(episode, turn, seen_before(episode, turn) if turn < episode.turns else ())
         shown = policy.shown(tools)
-        is_own = wrote_tokens(policy.renderer, episode, shown)
-        return prefix_of(episode, turn, self._seen(policy.renderer, shown) if is_own else ())
+        if not wrote_tokens(policy.renderer, episode, shown):
+            return prefix_of(episode, turn, ())
+        return prefix_of(
+            episode, turn, self._seen(policy.renderer, shown), context_before(episode, turn, policy.renderer)
+        )
 
     def _seen(self, renderer: Renderer, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
         """Return the ids before the turn; after the last one with what the environment said there, not rendered yet."""

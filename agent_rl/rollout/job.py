@@ -16,7 +16,8 @@ from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import AnyPolicy, Conversation, Prefix, require_resumable
-from agent_rl.rollout.prefix import messages_before, prefix_of, seen_before
+from agent_rl.policy.token import TokenPolicy
+from agent_rl.rollout.prefix import context_before, messages_before, prefix_of, seen_before
 from agent_rl.rollout.sub_agents import require_caller
 
 Call: TypeAlias = Callable[..., Awaitable[object]]
@@ -77,7 +78,8 @@ class Branch:
             policy: who continues.
             tools: the environment's.
         """
-        return prefix_of(self.episode, self.turn, seen_before(self.episode, self.turn))
+        context = context_before(self.episode, self.turn, policy.renderer) if isinstance(policy, TokenPolicy) else ()
+        return prefix_of(self.episode, self.turn, seen_before(self.episode, self.turn), context)
 
     async def reach(self, env: Env, reset: Reset, call: Call) -> None:
         """Bring a fresh environment to what it was before the turn.

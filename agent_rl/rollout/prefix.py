@@ -6,14 +6,43 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Source
 from agent_rl.policy.base import Prefix
+from agent_rl.policy.shortening import summarised
+from agent_rl.rendering.base import Renderer
 from agent_rl.rollout.sub_agents import caller_at, sub_agents
 
 
-def prefix_of(episode: Episode, turn: int, token_ids: tuple[int, ...]) -> Prefix:
-    """Return the dialogue before the policy's reply of a turn, given the ids that the engine had seen by then."""
+def prefix_of(episode: Episode, turn: int, token_ids: tuple[int, ...], context: tuple[Message, ...] = ()) -> Prefix:
+    """Return the dialogue before the policy's reply of a turn, given the ids that the engine had seen by then.
+
+    Args:
+        episode: which is continued.
+        turn: of the reply.
+        token_ids: that the engine had seen.
+        context: what they say, by `context_before`.
+    """
     agents = {agent for agent in sub_agents(episode) if agent is not None and agent.turn < turn}
     messages, sampled = messages_before(episode, turn), _sampled_before(episode, turn)
-    return Prefix(messages, token_ids, turn, sampled, episode.seed, len(agents))
+    return Prefix(messages, token_ids, turn, sampled, episode.seed, len(agents), context)
+
+
+def context_before(episode: Episode, turn: int, renderer: Renderer) -> tuple[Message, ...]:
+    """Return what the ids before the policy's reply of a turn say, where a summary stands for a part of the messages.
+
+    None where no summary does, or it was made before the episode was forked, and where sub-agents were at work, whose
+    answers are in no message.
+    """
+    trajectories, at = episode.trajectories, caller_at(episode, turn)
+    if any(trajectory.is_delegated for trajectory in trajectories):
+        return ()
+    present = trajectories[-1 if at is None else at] if trajectories else None
+    while present is not None and present.forked_from is not None:
+        earlier, since = trajectories[present.forked_from.parent], present.spans[0].turn
+        if earlier.last_turn == since:  # what was sampled in it already is the summary
+            before, reply = earlier.split_reply()
+            said = messages_before(episode, turn)[len(messages_before(episode, since)) :]
+            return (*summarised(messages_before(episode, 0), renderer.parse(reply, before, ()).content), *said)
+        present = earlier
+    return ()
 
 
 def messages_before(episode: Episode, turn: int) -> tuple[Message, ...]:
