@@ -196,11 +196,23 @@ def test_episodes_lists_counts_and_prints_json(file: Path, capsys: pytest.Captur
     assert main([*train, "--where", "step>7"]) == 1 and "none of its 5 episodes fits" in capsys.readouterr().err
 
 
-def test_view_ends_quietly_on_a_broken_pipe(file: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("view episodes.jsonl --limit 500", ""),
+        ("envs", ""),
+        ("rollout n=2 policy=oracle floors=false out=new.jsonl", "the output can't be written any more"),
+    ],
+)
+def test_commands_end_quietly_on_a_broken_pipe(words: str, says: str, file: Path) -> None:
     file.write_bytes(b"".join(dump_line(attempt(n)) for n in range(500)))
-    shell = f"'{sys.executable}' -m agent_rl view {file} --limit 500 | :"
-    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+    command, pipe = [*AGENT_RL, *words.split()], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=file.parent) as running:
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.close()
+        said = running.stderr.read()
+    assert (running.returncode, len(said.splitlines())) == (141, bool(says)) and said.startswith(says)
+    assert (file.parent / "new.results.json").exists() == bool(says), "the work goes on"
 
 
 def seen_on_a_terminal(command: Sequence[str], **variables: str) -> str:

@@ -22,6 +22,8 @@ from agent_rl.version import __version__
 
 TRACEBACK = "--traceback"
 """An option of every command."""
+UNREAD = 141
+"""The status where nobody reads the output to its end, 128 + SIGPIPE, as shells have it of other programs."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -38,7 +40,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
+    """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C.
+
+    It is 141 where the output's reader has ended, as of `agent-rl view FOLDER | head`.
+    """
     # torch reads it when it is loaded: its threads then sleep while they wait, and leave the core to other work
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _fill_closed_streams()
@@ -51,14 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         return _run(arguments)
-    except BrokenPipeError:  # as of `agent-rl view FOLDER | head`
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-        return 1
+        return UNREAD
     except KeyboardInterrupt:
         return 130
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         if isinstance(error.__context__, BrokenPipeError):  # rich turns one into a SystemExit
-            return 1
+            return UNREAD
         if with_traceback:
             traceback.print_exception(error)
         print(f"agent-rl: {describe(error)}", file=sys.stderr)
