@@ -10,7 +10,7 @@ from rich.table import Table
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee
-from agent_rl.sandboxes.local.backend import TIERS, LocalSandboxes
+from agent_rl.sandboxes.local.backend import NONE_WORKS, TIERS, LocalSandboxes
 
 _CGROUP = (
     "a writable cgroup: run as root, under `systemd-run --user --scope -p Delegate=yes`, or, in a container, with "
@@ -46,11 +46,13 @@ def doctor(console: Console) -> int:
     for tier in TIERS[:2]:
         found, reason = asyncio.run(_examine(tier))
         if found is None:
-            console.print(f"{tier} does not work here: {reason}", highlight=False)
-            console.print(f"{remedy(tier, reason)}\n", highlight=False)
+            advice = f"it is not needed: sandboxes here are of the kind {TIERS[0]}" if kept else remedy(tier, reason)
+            console.print(f"{tier} does not work here: {reason}\n{advice}\n", highlight=False, markup=False)
             continue
         console.print(_table(tier, found))
         kept = max(kept, sum(mechanism is not None for mechanism in found.values()))
+    if not kept:
+        console.print("without them, use another backend, such as docker", highlight=False)
     return 0 if kept == len(Guarantee) else 1
 
 
@@ -65,8 +67,9 @@ async def _examine(tier: str) -> tuple[Capabilities | None, str]:
     sandboxes = LocalSandboxes(tier=tier, require=())
     try:
         return await sandboxes.capabilities(), ""
-    except SandboxError as error:
-        return None, str(error)
+    except SandboxError as error:  # which is of all kinds that were asked for: of one
+        before, after = NONE_WORKS.split("{}")
+        return None, str(error).removeprefix(f"{before}{tier}: ").removesuffix(after)
     finally:
         await sandboxes.close()
 

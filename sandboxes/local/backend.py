@@ -35,6 +35,8 @@ from agent_rl.sandboxes.local.spec import Spec
 from agent_rl.sandboxes.registry import register_sandbox
 
 TIERS = ("jail", "landlock", "unsafe")
+NONE_WORKS = "no local sandbox works here ({}); use another backend, or, for code that you trust, allow_unsafe=True"
+"""What is said with each kind's reason."""
 ESSENTIAL = frozenset({Guarantee.FILES, Guarantee.NETWORK, Guarantee.SIGNALS, Guarantee.KERNEL, Guarantee.KILL_ALL})
 """What a sandbox is not one without; the others bound what it uses up."""
 _SO_PASSRIGHTS = 83
@@ -217,10 +219,7 @@ class _Zygote:
         if self.tier == "none":
             complaint = self.stop().splitlines()
             reasons = "; ".join([*(f"{tier}: {reason}" for tier, reason in self.refused.items()), *complaint[-1:]])
-            raise SandboxError(
-                f"no local sandbox works here ({reasons}); use another backend, or, for code that you trust, "
-                "allow_unsafe=True"
-            )
+            raise SandboxError(NONE_WORKS.format(reasons))
 
     def runs(self) -> bool:
         """Whether it is still there: its end of the connection closes before its sandboxes end with it."""

@@ -6,8 +6,9 @@ import pytest
 
 from agent_rl.cli import main
 from agent_rl.errors import SandboxError
-from agent_rl.sandboxes.base import Guarantee, Sandbox, Sandboxes
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Sandbox, Sandboxes
 from agent_rl.sandboxes.calls import ExecResult, FileAccessError, PythonResult
+from agent_rl.sandboxes.local.backend import NONE_WORKS, LocalSandboxes
 from agent_rl.testing import FakeSandboxes
 
 
@@ -50,3 +51,26 @@ def test_doctor_names_every_guarantee(capsys: pytest.CaptureFixture[str]):
     if "does not work here" not in said:
         assert all(guarantee in said for guarantee in Guarantee)
     assert ("nothing" in said) <= ("what to do" in said)
+
+
+@pytest.mark.parametrize("works", [("jail",), ("landlock",), ()])
+def test_doctor_advises_only_what_is_needed(
+    works: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A machine with a jail needs no Landlock; one with Landlock alone is better off with a jail."""
+
+    async def capabilities(self: LocalSandboxes) -> Capabilities:
+        (tier,) = self._tiers
+        if tier in works:
+            return dict.fromkeys(Guarantee, tier)
+        why = {"jail": "unshare: Operation not permitted", "landlock": "the kernel has Landlock 0; 6 is needed"}
+        raise SandboxError(NONE_WORKS.format(f"{tier}: {why[tier]}"))
+
+    monkeypatch.setattr(LocalSandboxes, "capabilities", capabilities)
+    monkeypatch.setenv("COLUMNS", "500")
+    assert main(["sandbox", "doctor"]) == (0 if works else 1)
+    said = capsys.readouterr().out
+    assert "no local sandbox works here" not in said and "allow_unsafe" not in said
+    assert ("unshare: Operation not permitted\nto have it, allow user namespaces" in said) == ("jail" not in works)
+    assert ("6 is needed\nto have it, run Linux 6.12" in said) == (not works) == ("use another backend" in said)
+    assert ("6 is needed\nit is not needed: sandboxes here are of the kind jail" in said) == (works == ("jail",))
