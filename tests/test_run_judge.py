@@ -24,7 +24,7 @@ from agent_rl.judge.log import CallLog
 from agent_rl.judge.run import CALLS, RUBRICS, check_judges, judge_of_worker, read_rubrics, run_judge, save_rubrics
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.folder import read_config
-from agent_rl.runs.rollout import RolloutSettings, floors_of, resume_rollout, start_rollout
+from agent_rl.runs.rollout import RolloutSettings, floors_of, is_unpaid, resume_rollout, start_rollout
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from agent_rl.view.results import print_results, result_table
@@ -101,6 +101,25 @@ def test_limit_of_cost_changes_when_a_rollout_goes_on(judge, tmp_path: Path):
     assert main(["rollout", f"resume={out}", "judge.max_cost=9"]) == 0
     ran = resume_rollout(str(out), Progress(), changes={"judge.max_cost": None})
     assert ran.settings.judge.max_cost is None and ran.settings.judge.model == "m"
+
+
+def test_rollout_whose_judge_spent_its_limit_is_scored_on_retry(
+    judge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out, (_, asking) = tmp_path / "e" / "episodes.jsonl", judge
+    settings = [f"judge.{name}={value}" for name, value in asking.items()]
+    words = ["rollout", "env=judged/sums-v0", "n=6", "judge.max_cost=0.01", "judge.concurrency=1", "floors=false"]
+    assert main([*words, *settings, f"out={out}"]) == 0
+    said, stored = capsys.readouterr().out, list(read_episodes(out))
+    unpaid = [e for e in stored if is_unpaid(e)]
+    assert 0 < len(unpaid) < 6 and f"judge.max_cost is spent, so that {len(unpaid)} of 6 episodes have no sc" in said
+    assert f"agent-rl rollout resume={out} retry_failed=true\nOr judge them as they are: agent-rl judge run" in said
+    assert main(["rollout", f"resume={out}", "judge.max_cost=9"]) == 0
+    assert "judge.max_cost is spent" in capsys.readouterr().out and len(list(read_episodes(out))) == 6
+    assert main(["rollout", f"resume={out}", "retry_failed=true", "judge.max_cost=9"]) == 0
+    again = list(read_episodes(out))[6:]
+    assert {e.group_id for e in again} == {e.group_id for e in unpaid} and not any(map(is_unpaid, again))
+    assert "judge.max_cost is spent" not in capsys.readouterr().out
 
 
 def test_rollout_in_a_folder_that_is_judged_in_is_refused(judge, tmp_path: Path):

@@ -23,6 +23,7 @@ from agent_rl.runs.rollout import (
     RolloutResult,
     RolloutSettings,
     floors_of,
+    is_unpaid,
     resume_rollout,
     start_rollout,
 )
@@ -117,8 +118,15 @@ def _report(ran: RolloutResult, took: float) -> None:
         print(f"{env}: {of_env}" if len(floors) > 1 else of_env)
     if failures := failure_lines(episodes):
         print("\n".join(failures))
-    if result.failed:
-        print(f"Run them again: {command('rollout', write_setting('resume', file), 'retry_failed=true')}")
+    again = command("rollout", write_setting("resume", file), "retry_failed=true")
+    if unpaid := sum(map(is_unpaid, episodes)):
+        print(
+            f"judge.max_cost is spent, so that {unpaid} of {len(episodes)} episodes have no score. Run them again, "
+            f"when judges may spend as much again, or more with judge.max_cost=N: {again}\n"
+            f"Or judge them as they are: {command('judge', 'run', file, 'RUBRIC')}"
+        )
+    elif result.failed:
+        print(f"Run them again: {again}")
     view = command("view", file, short_id(episodes[0].id))
     print(f"{len(episodes)} episodes in {file}; read one: {view}")
     envs = dict.fromkeys(episode.env for episode in episodes)

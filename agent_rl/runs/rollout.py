@@ -19,6 +19,7 @@ from agent_rl.config import Count, Retries, with_settings, write_setting
 from agent_rl.core.display import from_here
 from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
+from agent_rl.core.judgement import JudgeFault
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.gym.budget import BudgetConfig
@@ -131,7 +132,8 @@ def resume_rollout(
     Args:
         path: its file or folder.
         progress: where to show it.
-        retry_failed: whether to run episodes again that failed; the file keeps the failures, too.
+        retry_failed: whether to run episodes again that failed, or that a judge did not score as its limit of cost was
+            spent; the file keeps those, too.
         changes: of settings in CHANGEABLE.
 
     Raises:
@@ -146,6 +148,11 @@ def resume_rollout(
     settings = _from_anywhere(with_settings(stored, changes))
     with _open(settings, file, progress) as rollout:
         return RolloutResult(file, settings, rollout.run(retry_failed=retry_failed))
+
+
+def is_unpaid(episode: Episode) -> bool:
+    """Return whether an episode has no score as a judge's limit of cost was spent."""
+    return episode.reward is None and any(JudgeFault.COST in judgement.faults for judgement in episode.judgements)
 
 
 @dataclass(frozen=True)
@@ -168,7 +175,7 @@ class _Rollout:
         stored = list(read_episodes(self.file))
         episodes = {_key(episode): episode for episode in stored}  # the last of each: earlier ones were run again
         if retry_failed:
-            episodes = {key: episode for key, episode in episodes.items() if episode.outcome is not Outcome.FAILED}
+            episodes = {key: e for key, e in episodes.items() if e.outcome is not Outcome.FAILED and not is_unpaid(e)}
         left = self._left(episodes)
         stop = Stop(self.progress.say, "Stopping; Ctrl-C again does not wait for what is under way.")
         again = ["retry_failed=true"] if retry_failed else []
