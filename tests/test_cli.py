@@ -81,7 +81,7 @@ def test_rollout_says_why_episodes_failed(capsys: pytest.CaptureFixture[str], tm
     why += "2 failed: sandbox_lost: SandboxError: no engine; see the doctor\n"
     why += "1 failed: sandbox_lost: SandboxError: no key\n"
     assert status == 0 and f"{why}Run them again: agent-rl rollout resume={tmp_path}/e.jsonl retry_failed=true\n" in out
-    assert "0 failed\n1 episodes in" in call(capsys, "rollout", "n=1", f"out={tmp_path}/other.jsonl")[1]
+    assert "0 failed\n1 episode in" in call(capsys, "rollout", "n=1", f"out={tmp_path}/other.jsonl")[1]
 
 
 def test_rollout_stores_readable_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_readme_commands_export_and_import(
     assert main(["export", "runs/latest", "--to", "openai", "-o", "FILE"]) == 0
     Path("FILE").rename("FILE.jsonl")
     assert main(import_.replace("FILE", "FILE.jsonl").split()[1:]) == 0
-    assert "1 episodes in episodes.jsonl" in capsys.readouterr().out
+    assert "1 episode in episodes.jsonl" in capsys.readouterr().out
 
 
 def test_import_of_more_than_a_shard_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

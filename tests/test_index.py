@@ -121,13 +121,13 @@ def test_index_is_made_again(tmp_path: Path, change: str) -> None:
 
 def test_index_covers_every_writer_of_a_run(tmp_path: Path) -> None:
     own, other = write(tmp_path / "episodes.jsonl", "a", "b"), write(tmp_path / "episodes.w.jsonl", "c", "b")
-    with pytest.warns(UserWarning, match=r"1 lines repeat an id that is further up and were left out: .*\.w\.jsonl:2"):
+    with pytest.warns(UserWarning, match=r"1 line left out for an id that is further up: .*\.w\.jsonl:2"):
         assert ids(tmp_path) == ["a", "b", "c"]
     assert ids(own) == ["a", "b"] and ids(other) == ["c", "b"]  # each by itself
     write(own, "d")
-    with pytest.warns(UserWarning, match="repeat an id"):
+    with pytest.warns(UserWarning, match="for an id that is further up"):
         assert ids(tmp_path, reverse=True) == ["c", "d", "b", "a"]
-    with pytest.warns(UserWarning, match="repeat an id"):
+    with pytest.warns(UserWarning, match="for an id that is further up"):
         assert select(tmp_path, where=["id=b"]).fitting == 1
     assert ids(write(tmp_path / "judged.jsonl", "z")) == ["z"] and (tmp_path / "judged.sqlite").exists()
 

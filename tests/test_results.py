@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import agent_rl as ar
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Outcome, StopReason
 from agent_rl.rollout import Rate, summarise
 from agent_rl.rollout.comparison import mean_interval
@@ -151,3 +152,8 @@ def test_result_table_is_json_without_nan() -> None:
     assert stored["pass_at"]["4"] == 1 and stored["failures"] == {"policy: PolicyError": 1}
     assert stored["usage"]["latency"]["p90"] == 3 and list(stored["tags"]) == ["all", "t0", "t1", "t2"]
     assert json.loads(dump_results(result_table(summarise([FAILED]))))["reward"] is None
+
+
+def test_plural_counts_one_and_others() -> None:
+    assert [plural(n, "turn") for n in (0, 1, 2, 1200)] == ["0 turns", "1 turn", "2 turns", "1,200 turns"]
+    assert [plural(n, "criterion", "criteria") for n in (1, 2)] == ["1 criterion", "2 criteria"]

@@ -52,7 +52,7 @@ def test_folder_has_the_episodes_of_all_writers(tmp_path: Path) -> None:
     assert episode_ids(tmp_path) == {"a1", "a2", "b1", "own-1"} == set(select(tmp_path).ids)
     assert find_episode(tmp_path, "b").id == "b1"
     write(tmp_path, "a1", name="c")
-    with pytest.warns(UserWarning, match=r"1 lines repeat an id .*episodes\.c\.jsonl:1"):
+    with pytest.warns(UserWarning, match=r"1 line left out for an id .*episodes\.c\.jsonl:1"):
         assert len(ids_of(tmp_path)) == 4
 
 
@@ -163,7 +163,7 @@ def killed_after(left: list[None], real: Callable[..., object]) -> Callable[...,
     return call
 
 
-@pytest.mark.filterwarnings("ignore:.*repeat an id")
+@pytest.mark.filterwarnings("ignore:.*for an id that is further up")
 @pytest.mark.parametrize("steps", range(5))
 def test_cut_can_be_interrupted_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     two = len(dump_line(example_episode("a"))) + 1

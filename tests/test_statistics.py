@@ -169,7 +169,7 @@ def test_stats_command_prints_a_run(
     for episode in ("e4", "e0"):
         assert main(["view", str(file), episode, "--turn", "1"]) == 0
         out = capsys.readouterr().out
-        assert "1 turns before" in out and "turn 1" in out and "turn 0" not in out
+        assert "1 turn before, shown without --turn" in out and "turn 1" in out and "turn 0" not in out
     assert main([*command, "--where", "step>99"]) == 1
     assert "no episode fits" in capsys.readouterr().err
 

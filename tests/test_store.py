@@ -172,7 +172,7 @@ def test_writer_leaves_no_half_line_on_full_disk(file: Path, monkeypatch: pytest
 
 def test_read_episodes_skips_repeated_ids(file: Path) -> None:
     write(file, "a", "b", "a")
-    with pytest.warns(UserWarning, match=r"1 lines repeat an id .*episodes\.jsonl:3"):
+    with pytest.warns(UserWarning, match=r"1 line left out for an id .*episodes\.jsonl:3"):
         assert ids_of(file) == ["a", "b"]
 
 
@@ -180,7 +180,7 @@ def test_episode_at_reads_from_its_place(file: Path) -> None:
     write(file, "a", "b")
     with file.open("ab") as handle:
         handle.write(dump_line(example_episode("a")) + dump_line(example_episode("日本")))
-    with pytest.warns(UserWarning, match="repeat an id"):
+    with pytest.warns(UserWarning, match="for an id that is further up"):
         places = {e.id: place for place, e in locate_episodes(file)}
     assert list(places) == ["a", "b", "日本"] and places["a"] == Place("episodes-00001", 0)
     assert [episode_at(file.parent, place).id for place in places.values()] == ["a", "b", "日本"]

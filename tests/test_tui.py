@@ -113,7 +113,7 @@ def test_tui_filters_sorts_and_groups(runs: Path) -> None:
 def test_tui_shows_no_control_characters(runs: Path) -> None:
     async def drive(pilot: Pilot[None]) -> None:
         await press(pilot, "f", *"nothing", "enter")
-        assert "0 of 1 episodes" in shown(pilot, "#note")
+        assert "0 of 1 episode" in shown(pilot, "#note")
         await press(pilot, "f", *["backspace"] * 7, "enter", "enter", "down", "down")
         text = shown(pilot, "#text")
         assert "[bold]x[/bold]" in text and "␛[2J" in text and not {"\x1b", "\u202e"} & {*text}

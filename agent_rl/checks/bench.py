@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
 from agent_rl.checks.report import Finding, place
-from agent_rl.core.display import from_here
+from agent_rl.core.display import from_here, plural
 from agent_rl.core.episode import Episode, Outcome
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.trajectory import FinishReason, Trajectory
@@ -239,7 +239,7 @@ def difference(one: Episode, other: Episode | None) -> str:
             return f"turn {number} is {step}, then {again}"
     if (one.outcome, one.stop_reason, len(one.messages)) != (other.outcome, other.stop_reason, len(other.messages)):
         why = f": {other.error.message}" if other.error else ""
-        return f"it ends by {one.stop_reason} after {one.turns} turns, then by {other.stop_reason}{why}"
+        return f"it ends by {one.stop_reason} after {plural(one.turns, 'turn')}, then by {other.stop_reason}{why}"
     rewards = zip(one.rewards, other.rewards, strict=False)
     return next((f"reward '{r.name}' is {r.value}, then {again.value}" for r, again in rewards if r != again), "")
 

@@ -13,7 +13,7 @@ from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.cli.status import print_status
 from agent_rl.config import load_config, write_setting
-from agent_rl.core.display import from_here
+from agent_rl.core.display import from_here, plural
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TRAIN
@@ -128,7 +128,7 @@ def _report(ran: RolloutResult, took: float) -> None:
     elif result.failed:
         print(f"Run them again: {again}")
     view = command("view", file, short_id(episodes[0].id))
-    print(f"{len(episodes)} episodes in {file}; read one: {view}")
+    print(f"{plural(len(episodes), 'episode')} in {file}; read one: {view}")
     envs = dict.fromkeys(episode.env for episode in episodes)
     can_train = all(TRAIN in spec(env).tasks.splits for env in envs) and not settings.env_args
     if settings.policy.name == "oracle" and can_train and all(e.success and e.reward is not None for e in episodes):

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode
 from agent_rl.core.turns import opening_question
 from agent_rl.rollout.watch import is_under_way
@@ -89,8 +90,8 @@ def print_line(episode: Episode, console: Console) -> None:
     reward = reward_text(episode)
     line.append(" " * max(0, 10 - len(reward))).append(reward)
     line.append(f"  {episode.stop_reason:10s}", style="" if episode.trainable else "red")
-    line.append(f"{episode.turns:4d} turns {episode.tool_calls:4d} calls ")
-    line.append(f"{errors:3d} errors", style="red" if errors else "dim")
+    line.append(f"{plural(episode.turns, 'turn'):>10} {plural(episode.tool_calls, 'call'):>10} ")
+    line.append(f"{plural(errors, 'error'):>10}", style="red" if errors else "dim")
     line.append(f"  {clean(opening_question(episode))}", style="dim")
     is_cut = console.is_terminal
     console.print(line, no_wrap=is_cut, overflow="ellipsis" if is_cut else "ignore", crop=is_cut, soft_wrap=not is_cut)

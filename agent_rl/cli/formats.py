@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from agent_rl.core.display import plural
 from agent_rl.errors import ConfigError
 from agent_rl.formats.reading import import_episodes
 from agent_rl.formats.writing import FORMATS, export_episodes
@@ -42,7 +43,7 @@ def export_stored(arguments: argparse.Namespace, out: str) -> int:
         Path(out).unlink(missing_ok=True)
         wanted = f"{arguments.to}: {FORMATS[arguments.to]}"
         raise ConfigError(f"none of {len(selected.places):,} episodes makes a row of {wanted}")
-    print(f"{rows:,} rows of {len(selected.places):,} episodes in {out}")
+    print(f"{plural(rows, 'row')} of {plural(len(selected.places), 'episode')} in {out}")
     return 0
 
 
@@ -52,7 +53,7 @@ def import_(arguments: argparse.Namespace) -> int:
     if file.exists() and not file.is_file():  # it would be replaced
         raise ConfigError(f"{file} is a pipe or a device: name a file, such as episodes.jsonl")
     if stored := len(episode_ids(arguments.out)):
-        raise ConfigError(f"{arguments.out} has {stored} episodes already: name another file")
+        raise ConfigError(f"{arguments.out} has {plural(stored, 'episode')} already: name another file")
     part, count = file.with_name(f".importing-{file.stem}.jsonl"), 0  # whole or not there: in one piece, however large
     try:
         with EpisodeWriter(part, shard_bytes=sys.maxsize) as writer:
@@ -64,5 +65,5 @@ def import_(arguments: argparse.Namespace) -> int:
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
-    print(f"{count:,} episodes in {file}; read them: {command('view', str(file))}")
+    print(f"{plural(count, 'episode')} in {file}; read them: {command('view', str(file))}")
     return 0

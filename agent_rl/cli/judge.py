@@ -17,6 +17,7 @@ from rich.console import Console
 from agent_rl.cli.config_text import list_settings
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import Section, load_config
+from agent_rl.core.display import plural
 from agent_rl.errors import ConfigError
 from agent_rl.judge.agreement import agree, families_of
 from agent_rl.judge.apply import apply_judged, episodes_of
@@ -71,19 +72,20 @@ def run(arguments: argparse.Namespace) -> int:
         is_stopped = _judge(judging, stop)
         logged, cost = (judge.caller.logged, judge.cost) if isinstance(judge, ModelJudge) else (0, 0.0)
     judged = load_judged(plan.out)
-    state = f"{len(judged.episodes)} episodes are judged in {plan.out}"
+    number = len(judged.episodes)
+    state = f"{plural(number, 'episode')} {'is' if number == 1 else 'are'} judged in {plan.out}"
     again = f"continue with: {_again(arguments)}"
     if is_stopped:
         print(f"Stopped; {state}; {again}")
         return 130
     _print(judged, plan.config.prices, as_json=False)
     if logged:
-        print(f"{logged:,} calls were in {plan.calls}, and not made again")
+        print(f"{plural(logged, 'call')} {'was' if logged == 1 else 'were'} in {plan.calls}, and not made again")
     if judging.is_out_of_money:
         limit = f"judge.max_cost={plan.config.max_cost:g}"
         raise ConfigError(f"the calls have cost {cost:.4g} ({limit}); {state}; {again}")
     page = command("judge", "report", str(plan.out), "--html", str(plan.out.with_suffix(".html")))
-    print(f"{len(judged.episodes)} judgements in {plan.out}; as a page: {page}")
+    print(f"{plural(number, 'judgement')} in {plan.out}; as a page: {page}")
     return 0
 
 
@@ -108,7 +110,7 @@ def estimate(arguments: argparse.Namespace) -> int:
 
     plan = _plan(arguments)
     found = estimate_cost(plan)
-    print(f"calls: {found.calls:,} for {found.episodes:,} episodes; {found.logged:,} are in {plan.calls}")
+    print(f"calls: {found.calls:,} for {plural(found.episodes, 'episode')}; {found.logged:,} are in {plan.calls}")
     about = "" if found.is_counted else "~"
     print(f"tokens: {about}{_span(found.input_tokens, ',.0f')} in, ~{_span(found.output_tokens, ',.0f')} out")
     if found.cost is not None:
@@ -146,7 +148,7 @@ def apply(arguments: argparse.Namespace) -> int:
         judged, out, mode="add" if arguments.add else "replace", weight=arguments.weight, episodes=arguments.episodes
     )
     left_out = f"; {applied.left_out} without a judgement are left out" if applied.left_out else ""
-    print(f"{applied.written} episodes in {applied.file}, {applied.unscored} of them unscored{left_out}")
+    print(f"{plural(applied.written, 'episode')} in {applied.file}, {applied.unscored} of them unscored{left_out}")
     return 0
 
 
@@ -215,8 +217,8 @@ def lint(arguments: argparse.Namespace) -> int:
     findings = linted(rubric)
     for finding in findings:
         print(clean(str(finding)))
-    count = f"{len(findings)} finding{'s' * (len(findings) > 1)}" if findings else "no finding"
-    print(f"{rubric.label}: {len(rubric.criteria)} criteria, {count}")
+    count = plural(len(findings), "finding") if findings else "no finding"
+    print(f"{rubric.label}: {plural(len(rubric.criteria), 'criterion', 'criteria')}, {count}")
     return 1 if findings else 0
 
 

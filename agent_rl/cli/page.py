@@ -9,6 +9,7 @@ import threading
 import webbrowser
 from pathlib import Path
 
+from agent_rl.core.display import plural
 from agent_rl.errors import ConfigError
 from agent_rl.serving.frames import TOKEN
 from agent_rl.store.shards import shards_of
@@ -29,7 +30,7 @@ def view_page(arguments: argparse.Namespace) -> int:
     limit = MOST if arguments.limit is None else arguments.limit
     chosen = save_page(arguments.file, arguments.html, where=where, limit=limit, **asked)
     size, held = Path(arguments.html).stat().st_size, len(chosen.places)
-    print(f"{arguments.html}: {held:,} of {chosen.total:,} episodes, {size / 1000:,.0f} kB")
+    print(f"{arguments.html}: {held:,} of {plural(chosen.total, 'episode')}, {size / 1000:,.0f} kB")
     if left := chosen.fitting - held - arguments.offset:
         print(f"{left:,} more fit: choose with --where, --limit and --offset")
     if arguments.open:
@@ -45,7 +46,7 @@ def serve_page(arguments: argparse.Namespace) -> int:
     """
     path = Path(arguments.file)
     if path.is_dir() and not shards_of(path) and (runs := [run for run in sorted(path.iterdir()) if shards_of(run)]):
-        raise ConfigError(f"{path} holds {len(runs)} runs: serve one of them, such as {runs[-1]}")
+        raise ConfigError(f"{path} holds {plural(len(runs), 'run')}: serve one of them, such as {runs[-1]}")
     settings = PageSettings(arguments.host, arguments.port, os.environ.get(TOKEN, ""))
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

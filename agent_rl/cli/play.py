@@ -9,6 +9,7 @@ from rich.console import Console
 from agent_rl.cli.config_text import list_settings
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import load_config
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode
 from agent_rl.runs.commands import command
 from agent_rl.runs.play import PlaySettings
@@ -49,8 +50,7 @@ def play(arguments: argparse.Namespace) -> int:
     if not played:
         print("Nothing was played, so nothing is stored.")
         return 0
-    count = "1 episode" if len(played) == 1 else f"{len(played)} episodes"
-    print(f"{count} in {file}; read them: {command('view', str(file))}")
+    print(f"{plural(len(played), 'episode')} in {file}; read them: {command('view', str(file))}")
     return 0
 
 
@@ -61,7 +61,7 @@ def _show_end(episode: Episode, console: Console) -> None:
         print_message(message, console, folded_clean)
     earned = ", ".join(f"{r.name} {'not scored' if r.value is None else f'{r.value:.4g}'}" for r in episode.rewards)
     reward = "not scored" if episode.reward is None else f"{episode.reward:.4g}"
-    turns = "1 turn" if episode.turns == 1 else f"{episode.turns} turns"
+    turns = plural(episode.turns, "turn")
     problem = f"; {episode.error.type}: {episode.error.message}" if episode.error else ""
     console.print(
         clean(f"{episode.ending}, {episode.stop_reason} after {turns}: reward {reward} ({earned}){problem}"),

@@ -9,6 +9,7 @@ from rich.console import Console
 from agent_rl.cli.config_text import list_settings
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import load_config
+from agent_rl.core.display import plural
 from agent_rl.errors import ReplayError
 from agent_rl.runs.commands import command
 from agent_rl.runs.fork import HUMAN, ForkResult, ForkSettings, start_fork
@@ -59,5 +60,5 @@ def _report(forked: ForkResult, at_turn: int) -> None:
         kept = "those of its parent, exactly" if forked.keeps_tokens else "rendered from its messages"
         print(f"The tokens before turn {at_turn}: {kept}.")
     view = command("view", str(forked.file), short_id(first.id))
-    count = "1 fork" if len(forked.episodes) == 1 else f"{len(forked.episodes)} forks"
+    count = plural(len(forked.episodes), "fork")
     print(f"{count} of {clean(short_id(parent.id))} at turn {at_turn} in {forked.file}; read one: {view}")

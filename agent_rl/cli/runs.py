@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent_rl.core.display import plural
 from agent_rl.runs.listing import ListedRun, list_runs
 from agent_rl.view.conversation import clean
 from agent_rl.view.tables import print_whole
@@ -49,7 +50,7 @@ def print_runs(arguments: argparse.Namespace) -> int:
         )
     if runs:
         print_whole(table, Console())
-    print(f"{len(runs)} runs in {arguments.folder}")
+    print(f"{plural(len(runs), 'run')} in {arguments.folder}")
     return 0
 
 

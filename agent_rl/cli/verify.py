@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
 
+from agent_rl.core.display import plural
 from agent_rl.core.messages import JSON
 from agent_rl.replay.result import Result, Status, Verification, VerifiedEpisode
 from agent_rl.replay.verify import verify as verified
@@ -87,7 +88,7 @@ def _lines(found: Verification, file: str) -> Iterator[str]:
         yield f"token ids of episodes: {_sums(found.tokens)}"
     if found.sampled:
         share = found.drifted / found.sampled
-        where = f", in {found.drifted_episodes:,} episodes," if found.drifted else ""
+        where = f", in {plural(found.drifted_episodes, 'episode')}," if found.drifted else ""
         counts = f"{found.drifted:,} of {found.sampled:,} sampled replies ({share:.2%})"
         yield f"drift: {counts}{where} come out as other ids when their text is encoded"
     if different:

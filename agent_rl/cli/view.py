@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode
 from agent_rl.errors import ConfigError
 from agent_rl.runs.commands import command
@@ -173,9 +174,10 @@ def _print_one(episode: Episode, arguments: argparse.Namespace) -> None:
 def _summary(asked: str, selected: Selection, offset: int) -> Iterator[str]:
     """Yield how much the table leaves out and the command for one episode."""
     first, last = offset + 1, offset + len(selected.places)
-    of = f"{selected.fitting:,}" + (f" that fit, of {selected.total:,}" if selected.fitting < selected.total else "")
+    fitting = f"{selected.fitting:,} that fit, of " if selected.fitting < selected.total else ""
+    of = f"{fitting}{plural(selected.total, 'episode')}"
     shown = f"{first:,} to {last:,}" if last >= first else "none"
-    yield f"{shown} of {of} episodes" + (f"; more: --offset {last}" if first <= last < selected.fitting else "")
+    yield f"{shown} of {of}" + (f"; more: --offset {last}" if first <= last < selected.fitting else "")
     for id in selected.ids[:1]:
         yield f"One in full: {command('view', asked, clean(short_id(id)))}"
 

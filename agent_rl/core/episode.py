@@ -10,7 +10,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Literal, TypeAlias
 
-from agent_rl.core.display import Displayed
+from agent_rl.core.display import Displayed, plural
 from agent_rl.core.ending import Ending, ending_of
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.making import made_quickly
@@ -144,7 +144,7 @@ class Episode(Displayed):
 
     def __repr__(self) -> str:
         reward = "not scored" if self.reward is None else f"reward {self.reward:.4g}"
-        return f"Episode({self.id!r}, {self.env}, {reward}, {self.turns} turns, {self.stop_reason})"
+        return f"Episode({self.id!r}, {self.env}, {reward}, {plural(self.turns, 'turn')}, {self.stop_reason})"
 
     @property
     def reward(self) -> float | None:
@@ -255,7 +255,7 @@ class EpisodeGroup(Displayed):
     """One more episode of the task, sampled greedily: a baseline that is not trained on."""
 
     def __repr__(self) -> str:
-        return f"EpisodeGroup({self.id!r}, {len(self.episodes)} episodes)"
+        return f"EpisodeGroup({self.id!r}, {plural(len(self.episodes), 'episode')})"
 
     @property
     def task(self) -> Task:

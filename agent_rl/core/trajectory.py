@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from agent_rl.core.display import Displayed
+from agent_rl.core.display import Displayed, plural
 from agent_rl.core.making import made_quickly
 from agent_rl.errors import TrajectoryError
 
@@ -131,7 +131,8 @@ class Trajectory(Displayed):
         return len(self._ids)
 
     def __repr__(self) -> str:
-        return f"Trajectory({len(self)} tokens, {len(self._logprobs)} sampled, {len(self._spans)} spans)"
+        spans = plural(len(self._spans), "span")
+        return f"Trajectory({plural(len(self), 'token')}, {len(self._logprobs)} sampled, {spans})"
 
     def append(self, ids: Iterable[int], source: Source, turn: int) -> None:
         """Append tokens that the policy did not sample.

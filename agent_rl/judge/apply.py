@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.judgement import Judgement
 from agent_rl.errors import ConfigError, StoreError
@@ -77,7 +78,7 @@ def apply_judged(
 
 def _require_new(file: Path) -> None:
     if stored := len(episode_ids(file)):
-        raise ConfigError(f"{file} has {stored} episodes already: name another file with -o FILE")
+        raise ConfigError(f"{file} has {plural(stored, 'episode')} already: name another file with -o FILE")
 
 
 def with_judged_reward(episode: Episode, judgement: Judgement, name: str, mode: Mode, weight: float) -> Episode:

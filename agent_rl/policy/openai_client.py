@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from agent_rl.core.display import plural
 from agent_rl.core.messages import JSON
 from agent_rl.core.usage import Usage
 from agent_rl.errors import ConfigError, PolicyError, did_you_mean
@@ -213,7 +214,7 @@ class ChatClient:
                 wait = max(pause * (1 - early), error.wait)
                 is_last = attempts > self.retries or (error.kind == "timeout" and not self.retries_timeouts)
                 if is_last or wait > LONGEST_WAIT:
-                    why = f"it asks to wait {wait:g} s" if wait > LONGEST_WAIT else f"failed {attempts} times"
+                    why = f"it asks to wait {wait:g} s" if wait > LONGEST_WAIT else f"failed {plural(attempts, 'time')}"
                     raise PolicyError(f"{self.address} {why}; at last: {error}") from None
                 _log.warning("%s: %.300s; attempt %d in %g s", self.address, error, attempts + 1, wait)
                 if error.kind == "429":

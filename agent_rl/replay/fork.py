@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode, Origin, StepRecord, StopReason
 from agent_rl.core.messages import Message, Step
 from agent_rl.core.sequences import shared_start
@@ -54,11 +55,13 @@ class ReplayedBranch(Branch):
         if 0 <= turn < episode.turns:
             return
         if turn != episode.turns or not turn:
-            raise ConfigError(f"episode {episode.id!r} has {episode.turns} turns, counted from 0: there is no {turn}")
+            raise ConfigError(
+                f"episode {episode.id!r} has {plural(episode.turns, 'turn')}, counted from 0: there is no {turn}"
+            )
         if episode.stop_reason not in _BUDGETS or episode.steps[-1].truncated or episode.steps[-1].terminated:
             raise ConfigError(
-                f"episode {episode.id!r} has {turn} turns and ended in the last ({episode.stop_reason}): nothing "
-                f"follows it; fork at turn {turn - 1} or before"
+                f"episode {episode.id!r} has {plural(turn, 'turn')} and ended in the last ({episode.stop_reason}): "
+                f"nothing follows it; fork at turn {turn - 1} or before"
             )
 
     async def reach(self, env: Env, reset: Reset, call: Call) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from agent_rl.core.display import plural
 from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.making import made_quickly
@@ -46,7 +47,9 @@ class Branch:
     def __post_init__(self) -> None:
         episode, turn = self.episode, self.turn
         if not 0 <= turn < episode.turns:
-            raise ConfigError(f"episode {episode.id!r} has {episode.turns} turns, counted from 0: there is no {turn}")
+            raise ConfigError(
+                f"episode {episode.id!r} has {plural(episode.turns, 'turn')}, counted from 0: there is no {turn}"
+            )
         if turn >= len(episode.snapshots):
             raise ConfigError(
                 f"episode {episode.id!r} has no snapshot before turn {turn}: run it with Job(snapshots=True), and "

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
+from agent_rl.core.display import plural
 from agent_rl.errors import StoreError
 from agent_rl.rollout.clock import CALLER
 from agent_rl.rollout.episode import EpisodeRun, runs_under_way
@@ -150,7 +151,7 @@ def read_status(status: Path) -> list[str]:
     if _was_killed(found):
         raise StoreError(f"nothing is under way: process {found['pid']}, which wrote {status} {age:.0f} s ago, is gone")
     stale = ": the process may be gone" if age > 10 * INTERVAL else ""
-    head = f"{found['under_way']} episodes under way, {age:.0f} s ago{stale}"
+    head = f"{plural(found['under_way'], 'episode')} under way, {age:.0f} s ago{stale}"
     return [head, *map(describe, found["episodes"])]
 
 

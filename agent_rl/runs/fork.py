@@ -13,6 +13,7 @@ from pydantic import Field
 
 from agent_rl.concurrency import CallingThread
 from agent_rl.config import load_config
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.registry import load_all_once, spec
@@ -140,8 +141,7 @@ def start_fork(
         first = max(stored, default=-1) + 1
         jobs = fork_jobs(env, parent, at_turn, n=settings.n, first=first, seed=settings.seed, budget=budget)
         tools, branch = asyncio.run(verify_prefix(jobs[0])), jobs[0].branch
-        turns = "1 turn" if at_turn == 1 else f"{at_turn} turns"
-        progress.say(f"Replayed {turns} of the episode: the same as recorded.")
+        progress.say(f"Replayed {plural(at_turn, 'turn')} of the episode: the same as recorded.")
         params = sampling_of(settings, progress)
         if settings.policy.name == HUMAN or player is not None:
             chosen: AbstractContextManager[AnyPolicy | None] = nullcontext(player)

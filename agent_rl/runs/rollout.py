@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from rich.markup import escape
 
 from agent_rl.config import Count, Retries, with_settings, write_setting
-from agent_rl.core.display import from_here
+from agent_rl.core.display import from_here, plural
 from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
 from agent_rl.core.judgement import JudgeFault
@@ -214,7 +214,7 @@ def _require_place(file: Path) -> None:
     """Refuse a file that has episodes, and one whose settings would overwrite something else."""
     if stored := len(episode_ids(file)):
         raise ConfigError(
-            f"{file} has {stored} episodes already: name another file, or continue it: "
+            f"{file} has {plural(stored, 'episode')} already: name another file, or continue it: "
             f"{command('rollout', write_setting('resume', str(file)))}"
         )
     if (beside := settings_file(file)).exists():
@@ -239,7 +239,7 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
         progress.say(f"[yellow]{settings.env_id}: {note}.[/yellow]")
     if (found := len(jobs) // settings.samples) < settings.n:
         progress.say(
-            f"[yellow]n={settings.n}: split '{settings.split}' has {found} tasks, all of which are run.[/yellow]"
+            f"[yellow]n={settings.n}: split '{settings.split}' has {plural(found, 'task')} and no more.[/yellow]"
         )
     _require_results(settings, jobs)
 

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store.codec import dump_line, load_line
@@ -143,7 +144,7 @@ def _unique(path: str | os.PathLike[str], shards: Sequence[Shard]) -> Iterator[t
     if repeated:
         lines = ", ".join(describe(path, place) for place in repeated[:5]) + (", ..." if len(repeated) > 5 else "")
         warnings.warn(
-            f"{path}: {len(repeated)} lines repeat an id that is further up and were left out: {lines}", stacklevel=2
+            f"{path}: {plural(len(repeated), 'line')} left out for an id that is further up: {lines}", stacklevel=2
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
 
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode
 from agent_rl.errors import StoreError, did_you_mean
 from agent_rl.store.episodes import episode_at, parse_line
@@ -154,7 +155,7 @@ def _warn_of_repeated(index: Index) -> None:
             ", ..." if len(repeated) > 5 else ""
         )
         warnings.warn(
-            f"{index.path}: {len(repeated)} lines repeat an id that is further up and were left out: {lines}",
+            f"{index.path}: {plural(len(repeated), 'line')} left out for an id that is further up: {lines}",
             stacklevel=3,
         )
 

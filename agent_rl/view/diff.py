@@ -10,6 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message
 from agent_rl.stats.diff import Row, Token, first_token_difference, is_same, marked, message_rows
@@ -78,7 +79,7 @@ def _facts(first: Episode, second: Episode) -> Iterator[tuple[str, str, str]]:
 def _summary(episode: Episode) -> dict[str, str]:
     return {
         "task": json.dumps(episode.task, ensure_ascii=False, sort_keys=True, default=str)[:200],
-        "ended": f"{episode.ending}, {episode.stop_reason}, {episode.turns} turns",
+        "ended": f"{episode.ending}, {episode.stop_reason}, {plural(episode.turns, 'turn')}",
         "reward": _value(episode.reward),
     }
 

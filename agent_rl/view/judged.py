@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent_rl.core.display import plural
 from agent_rl.judge.agreement import AgreementReport
 from agent_rl.judge.coefficients import Estimate
 from agent_rl.judge.compare import ComparedValues, Difference, JudgementComparison
@@ -27,14 +28,14 @@ LISTED = 40
 
 def print_summary(summary: JudgedSummary, console: Console) -> None:
     """Print the score, the criteria, the faults and the cost."""
-    score = f"score {summary.score} of {summary.scored} episodes, {summary.unscored} unscored"
+    score = f"score {summary.score} of {plural(summary.scored, 'episode')}, {summary.unscored} unscored"
     say(console, clean(f"{summary.rubric} by {summary.judge}: {score}, {summary.suspect.successes} suspect"))
     table = _table("criterion", "weight", "mean", "95 % interval", "n", "n/a", "unscored", "choices")
     for each in summary.criteria[:LISTED]:
         table.add_row(*_row(each))
     console.print(table)
     if (more := len(summary.criteria) - LISTED) > 0:
-        say(console, f"and {more} criteria more")
+        say(console, f"and {plural(more, 'criterion', 'criteria')} more")
     if summary.faults:
         say(console, f"unscored: {counted(summary.faults)}")
         for fault, why in summary.reasons.items():
@@ -72,7 +73,7 @@ def print_comparison(found: JudgementComparison, console: Console) -> None:
     console.print(_filled(titles, [_compared(each) for each in (found.score, *found.criteria[:LISTED])]))
     only = ((found.only_first, "A"), (found.only_second, "B"))
     left_out = "".join(f"; {count} that only {name} has are left out" for count, name in only if count)
-    say(console, f"over {found.episodes} episodes{left_out}")
+    say(console, f"over {plural(found.episodes, 'episode')}{left_out}")
     for title, differences in (("scores", found.largest_scores), ("verdicts", found.largest_verdicts)):
         if differences:
             say(console, f"\nThe most different {title}:")
@@ -111,7 +112,10 @@ def print_agreement(found: AgreementReport, console: Console) -> None:
     titles = ("criterion", "n", *map(_words, OF_CRITERION), "kappa's interval", "unscored")
     console.print(_filled(titles, rows))
     unscored = counted(found.total.unscored) or "none"
-    say(console, f"over {found.total.n} labels of {found.total.episodes} episodes; unscored: {unscored}")
+    say(
+        console,
+        f"over {plural(found.total.n, 'label')} of {plural(found.total.episodes, 'episode')}; unscored: {unscored}",
+    )
     for name, counts in (("episodes", found.unknown_episodes), ("criteria", found.unknown_criteria)):
         if counts:
             say(console, clean(f"labels of {name} that were not judged: {counted(counts)}"))

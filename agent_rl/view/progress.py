@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agent_rl.core.display import plural
+
 _BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_EVERY = 5
 """Training steps between two plain lines."""
@@ -128,7 +130,7 @@ class Progress:
             right = f"{metrics['rewards/accuracies']:6.1%} of {metrics['train/pairs']:.0f} the right way round"
             shown["pairs"] = f"{right}, margin {metrics['rewards/margins']:.2f}"
         elif not shown and "train/loss" in metrics:
-            shown["cloned"] = f"{metrics['train/samples']:.0f} rows, loss {metrics['train/loss']:.3f}"
+            shown["cloned"] = f"{plural(round(metrics['train/samples']), 'row')}, loss {metrics['train/loss']:.3f}"
         shown["entropy"] = f"{metrics['train/entropy']:6.3f} nats" if "train/entropy" in metrics else ""
         shown["held out"] = dev
         if self._live:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
+from agent_rl.core.display import plural
 from agent_rl.core.messages import JSON, without_nan
 from agent_rl.rollout.evaluation import Evaluation
 from agent_rl.rollout.judged import JudgeTotals, total_judgements
@@ -76,7 +77,7 @@ def _print_judged(judged: JudgeTotals, console: Console) -> None:
     say(console, f"judged: {n}, {judged.unscored / n:.1%} not scored{why}, {judged.suspect / n:.1%} suspect")
     if used.replies:
         tokens = f"tokens {used.input_tokens:,} in ({used.cached_tokens:,} cached), {used.output_tokens:,} out{cost}"
-        say(console, f"judge: {used.replies} calls, {tokens}, latency p50 / p90 / p99 {judged.seconds}")
+        say(console, f"judge: {plural(used.replies, 'call')}, {tokens}, latency p50 / p90 / p99 {judged.seconds}")
 
 
 def say(console: Console, line: str) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent_rl.core.display import plural
 from agent_rl.core.sequences import shared_start
 from agent_rl.rollout.comparison import Comparison
 from agent_rl.stats.departures import Departure, DepartureKind, Departures
@@ -52,7 +53,7 @@ def print_statistics(found: Statistics, console: Console, *, first_step: int, me
         say(console, "mean of a step: " + ", ".join(f"{name} {value:.3g}" for name, value in measured.items()))
     if ages := found.staleness(first_step):
         mean = sum(age * share for age, share in ages.items())
-        shares = ", ".join(f"{share:.1%} {age} updates" for age, share in ages.items())
+        shares = ", ".join(f"{share:.1%} {plural(age, 'update')}" for age, share in ages.items())
         say(console, f"staleness of sampled tokens: {mean:.3g} updates on average, {max(ages)} at most ({shares})")
     if found.replies:
         drift = f"{found.drifted:,} of {found.replies:,} sampled replies ({found.drifted / found.replies:.2%})"
@@ -78,7 +79,7 @@ def print_comparison(
     for comparison in compared.get(("", ""), ())[:1]:
         only = ((comparison.only_first, "A"), (comparison.only_second, "B"))
         left_out = "".join(f"; {count:,} that only {name} has scored are left out" for count, name in only if count)
-        say(console, f"over {comparison.tasks:,} tasks that both have{left_out}\n")
+        say(console, f"over {plural(comparison.tasks, 'task')} that both have{left_out}\n")
     shares = _table("share", "A", "B", "B - A")
     for name, (a, b) in _shares(first, second).items():
         shares.add_row(plain(name), f"{a:.1%}", f"{b:.1%}", f"{100 * (b - a):+.1f} points")
@@ -113,14 +114,16 @@ def print_departures(
     if most is not None and (rest := found.kinds[most:]):
         say(
             console,
-            f"and {sum(k.episodes for k in rest):,} episodes in {len(rest):,} other ways, which --departures lists",
+            f"and {plural(sum(k.episodes for k in rest), 'episode')} in {plural(len(rest), 'other way')}, which "
+            "--departures lists",
         )
     if found.unsolved_tasks:
         unsolved = "whose episodes all scored the same" if found.by_reward else "that no episode solved"
         count = sum(found.unsolved.values())
         say(
             console,
-            f"{found.unsolved_tasks:,} tasks {unsolved}: {count:,} episodes, which ended: {counted(found.unsolved)}",
+            f"{plural(found.unsolved_tasks, 'task')} {unsolved}: {plural(count, 'episode')}, which ended: "
+            f"{counted(found.unsolved)}",
         )
     for line in commands_of(found.unsolved_example) if found.unsolved_example else ():
         say(console, f"         {line}")

@@ -14,6 +14,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode, Outcome, Reward
 from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.core.trajectory import Trajectory
@@ -70,7 +71,8 @@ def print_episode(
         if turn.index is None or turn.index >= first_turn:
             _print_turn(turn, console, show)
         elif turn.index == first_turn - 1:
-            console.print(Text(f"\n[... {first_turn} turns before; without --turn, they are shown ...]", style="dim"))
+            before = f"\n[... {plural(first_turn, 'turn')} before, shown without --turn ...]"
+            console.print(Text(before, style="dim"))
     if episode.error is not None:
         where = f"failed in {episode.error.where}: {episode.error.type}: {episode.error.message}"
         console.print(Text(f"\n{show(where)}", style="bold red"))
@@ -80,7 +82,8 @@ def print_episode(
         if (explains := legend(shade, console)) != explained:
             console.print()
             console.print(explained := explains)
-        title = f"trajectory {number}: {len(trajectory)} tokens, {trajectory.sampled} sampled{_origin(trajectory)}"
+        size = plural(len(trajectory), "token")
+        title = f"trajectory {number}: {size}, {trajectory.sampled:,} sampled{_origin(trajectory)}"
         console.print(Rule(Text(title), align="left", style="dim"))
         print_tokens(trajectory, shade, console, decode=decode, full=full)
 
@@ -183,7 +186,7 @@ def _fact_rows(episode: Episode, show: Show) -> Iterator[tuple[str, Text]]:
     yield "env", Text(clean(episode.env))
     yield "task", Text(show(json.dumps(episode.task, ensure_ascii=False, default=str)))
     ended = Text(f"{episode.ending}, {episode.stop_reason}", style="" if episode.trainable else "bold red")
-    yield "ended", ended + Text(f" after {episode.turns} turns, {episode.seconds:.1f} s", style="default")
+    yield "ended", ended + Text(f" after {plural(episode.turns, 'turn')}, {episode.seconds:.1f} s", style="default")
     yield "reward", reward_text(episode)
     if episode.tool_errors:
         errors = ", ".join(f"{count} {kind}" for kind, count in sorted(episode.tool_errors.items()))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.text import Text
 
+from agent_rl.core.display import plural
 from agent_rl.core.trajectory import Source, Span, Trajectory
 from agent_rl.view.conversation import clean
 from agent_rl.view.decoding import Decode, Piece, pieces
@@ -32,7 +33,8 @@ def print_tokens(
         body = Text("  ")
         for text, style in _parts(ids, replace(span, stop=span.stop - left), shades, decode, marks=marks):
             body.append(clean(text).replace("\n", "↵\n  "), style=style)
-        body.append(f"\n  [... folded: {left:,} tokens more; agent-rl view --full shows them ...]" if left else "")
+        if left:
+            body.append(f"\n  [... folded: {plural(left, 'token')} more; agent-rl view --full shows them ...]")
         console.print(body, soft_wrap=marks)
 
 

@@ -13,7 +13,7 @@ from transformers.utils import logging as hf_logging
 
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
-from agent_rl.core.display import from_here
+from agent_rl.core.display import from_here, plural
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Task
 from agent_rl.engines.embedded.threads import torch_as_it_starts
@@ -57,7 +57,7 @@ class LiveRun:
         if config.episodes is None:
             return held_out_tasks(self.env, config, self.scripted)
         tasks = self.env.tasks.distinct(config.eval.split, config.eval.n)
-        return HeldOut(tasks, f"{len(tasks)} tasks of '{config.eval.split}', left out of the stored groups")
+        return HeldOut(tasks, f"{plural(len(tasks), 'task')} of '{config.eval.split}', left out of the stored groups")
 
     @property
     def dev_split(self) -> str:

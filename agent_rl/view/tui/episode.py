@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import OptionList, Static
 
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode
 from agent_rl.core.turns import Turn, turns
 from agent_rl.view.conversation import clean
@@ -44,7 +45,8 @@ class EpisodeScreen(Level):
         turns.focus()
         turns.highlighted = 0
         tokens = sum(len(trajectory) for trajectory in self._episode.trajectories)
-        self.note(f"{len(self._episode.messages)} messages, {tokens:,} tokens; enter or t: the tokens of a turn")
+        messages = plural(len(self._episode.messages), "message")
+        self.note(f"{messages}, {plural(tokens, 'token')}; enter or t: the tokens of a turn")
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show a turn, or the episode's facts."""

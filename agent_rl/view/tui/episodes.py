@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Input
 
+from agent_rl.core.display import plural
 from agent_rl.errors import AgentRLError
 from agent_rl.store.episodes import episode_at
 from agent_rl.store.heads import Head
@@ -103,7 +104,7 @@ class EpisodesScreen(Level):
 
     def _say(self) -> None:
         asked = [f"{name} {value}" for name, value in self._asked.items() if value]
-        count = f"{self._fitting:,} of {self._total:,} episodes"
+        count = f"{self._fitting:,} of {plural(self._total, 'episode')}"
         self.note("; ".join([count, *asked, *(["reversed"] if self._reverse else []), "enter opens one"]))
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:

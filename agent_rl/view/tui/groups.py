@@ -9,6 +9,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import DataTable
 
+from agent_rl.core.display import plural
 from agent_rl.store.index import GroupHead, Index
 from agent_rl.store.where import parse_where
 from agent_rl.view.conversation import clean
@@ -41,7 +42,7 @@ class GroupsScreen(Level):
         self._groups += found
         self._is_whole = len(found) < PAGE
         self.query_one(DataTable).add_rows(map(_row, found))
-        count = f"{len(self._groups):,} groups{'' if self._is_whole else ' and more'}"
+        count = f"{plural(len(self._groups), 'group')}{'' if self._is_whole else ' and more'}"
         self.note("; ".join([count, *([f"where {self._asked}"] if self._asked else []), "enter opens one"]))
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:

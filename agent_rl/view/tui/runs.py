@@ -10,6 +10,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import DataTable
 
+from agent_rl.core.display import plural
 from agent_rl.store.shards import shards_of
 from agent_rl.view.conversation import clean
 from agent_rl.view.tui.base import Level, table_of
@@ -42,7 +43,7 @@ class RunsScreen(Level):
 
     def on_mount(self) -> None:
         """Say how many there are."""
-        self.note(f"{len(self._folders)} runs")
+        self.note(plural(len(self._folders), "run"))
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open a run."""

@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import OptionList, Static
 
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode
 from agent_rl.core.trajectory import Source, Span
 from agent_rl.errors import AgentRLError
@@ -105,13 +106,13 @@ class TokensScreen(Level):
             self._pieces = self._window(span)
         text = Text()
         if self._start > span.start:
-            text.append(f"[... {self._start - span.start:,} tokens before ...]\n", style="dim")
+            text.append(f"[... {plural(self._start - span.start, 'token')} before ...]\n", style="dim")
         for piece in self._pieces:
             style = shades.style(piece.start, span.source)
             chosen = piece.start <= self._cursor < piece.stop
             text.append(clean(piece.text).replace("\n", "↵\n"), style=f"{style} reverse" if chosen else style)
         if left := span.stop - self._pieces[-1].stop:
-            text.append(f"\n[... {left:,} tokens more: right, or another span ...]", style="dim")
+            text.append(f"\n[... {plural(left, 'token')} more: right, or another span ...]", style="dim")
         self.query_one("#text", Static).update(text)
         self.note(self._facts(number, span, shades))
 

@@ -25,6 +25,7 @@ from agent_rl.backends.verl.driver.watchdog import (
     watched_processes,
 )
 from agent_rl.config import with_settings, write_setting
+from agent_rl.core.display import plural
 from agent_rl.engines.model_files import is_hub_id, require_model
 from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError, in_brief
 from agent_rl.judge.config import JudgeConfig
@@ -193,7 +194,8 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
     rollout = config.rollout
     facts = {
         "model": config.start_from,
-        "training": f"{config.steps} steps of {rollout.groups} tasks x {rollout.samples} episodes on verl, "
+        "training": f"{plural(config.steps, 'step')} of {plural(rollout.groups, 'task')} x "
+        f"{plural(rollout.samples, 'episode')} on verl, "
         f"async.mode={config.asynchrony.mode}",
     }
     write_reports(folder, config, facts)
