@@ -84,7 +84,23 @@ class MicroBatchLoss:
         loss = self.aggregation(read, batch)
         if loss.dim():
             raise DefinitionError(f"aggregation '{self.aggregation.name}' returned {described(loss)}: return a scalar")
-        return LossTerms(loss, sums | _reported(known, token, entropy))
+        with torch.no_grad():
+            gap = (logprobs - mu)[mask].double()
+            moved = (logprobs - known.old_logprobs)[mask].double()
+            ratio = token.ratio.masked_fill(~mask, 1.0)
+            sums |= {
+                "ratio": float(token.ratio[mask].double().sum()),
+                "ratio_max": float(ratio.max()),
+                "ratio_min": float(ratio.min()),
+                "clip_fraction": float(token.clipped[mask].double().sum()),
+                "weight": float(batch.weights[mask].double().sum()),
+                "entropy": float(entropy[mask].double().sum()),
+                "rollout_gap": float(gap.abs().sum()),
+                # k3 estimators of KL(mu || theta) and KL(old || theta), Schulman 2020: non-negative, low variance
+                "rollout_kl": float((gap.exp() - 1 - gap).sum()),
+                "old_kl": float((moved.exp() - 1 - moved).sum()),
+            }
+        return LossTerms(loss, sums)
 
 
 def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
@@ -102,27 +118,6 @@ def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
         advantages=batch.advantages,
         weights=batch.weights,
     )
-
-
-@torch.no_grad()
-def _reported(known: SimpleNamespace, token: TokenLoss, entropy: Tensor) -> dict[str, float]:
-    """Return what is reported of every algorithm: how far theta has moved, and what that clipped."""
-    mask = known.mask
-    gap = (known.logprobs - known.rollout_logprobs)[mask].double()
-    moved = (known.logprobs - known.old_logprobs)[mask].double()
-    ratio = token.ratio.masked_fill(~mask, 1.0)
-    return {
-        "ratio": float(token.ratio[mask].double().sum()),
-        "ratio_max": float(ratio.max()),
-        "ratio_min": float(ratio.min()),
-        "clip_fraction": float(token.clipped[mask].double().sum()),
-        "weight": float(known.weights[mask].double().sum()),
-        "entropy": float(entropy[mask].double().sum()),
-        "rollout_gap": float(gap.abs().sum()),
-        # k3 estimators of KL(mu || theta) and KL(old || theta), Schulman 2020: non-negative, low variance
-        "rollout_kl": float((gap.exp() - 1 - gap).sum()),
-        "old_kl": float((moved.exp() - 1 - moved).sum()),
-    }
 
 
 def _token_loss(part: Part[TokenLoss | Tensor], found: Tensor, known: SimpleNamespace) -> TokenLoss:
