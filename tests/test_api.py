@@ -52,7 +52,7 @@ def test_train_matches_the_run_of_same_settings(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def notebook() -> ar.Run:
-        return ar.train(**SMALL, runs_dir=str(tmp_path), progress=False)
+        return ar.train(**SMALL, algorithm="grpo", runs_dir=str(tmp_path), progress=False)
 
     trained = asyncio.run(notebook())
     assert_same_run(folder, trained.folder)
