@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import TypeVar, cast
 from agent_rl.errors import ConfigError, DefinitionError, UnknownEnvError, did_you_mean
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
+from agent_rl.gym.env_arguments import check_names, convert
 from agent_rl.gym.published import publish
 from agent_rl.gym.task_files import TaskRows
 from agent_rl.gym.tasks import TaskFunction, TaskSource
@@ -94,23 +94,21 @@ class EnvSpec:
         Raises:
             ConfigError: if the class does not take these arguments.
         """
+        converted = convert(self.id, self.cls, env_args)
         try:
-            return self.cls(**env_args)
+            return self.cls(**converted)
         except TypeError:
-            self.check_arguments(env_args)
+            check_names(self.id, self.cls, env_args)
             raise
 
     def check_arguments(self, env_args: Mapping[str, object]) -> None:
-        """Check that the class takes these arguments.
+        """Check that the class takes these arguments, by name and type.
 
         Raises:
             ConfigError: if it does not.
         """
-        signature = inspect.signature(self.cls)
-        try:
-            signature.bind(**env_args)
-        except TypeError as error:
-            raise ConfigError(f"{self.id}: {_explain_arguments(signature, env_args, error)}") from None
+        check_names(self.id, self.cls, env_args)
+        convert(self.id, self.cls, env_args)
 
 
 def register(
@@ -314,12 +312,3 @@ def _suggest(id: str) -> str:
         return f" Its versions are: {', '.join(versions)}."
     listing = " `agent-rl envs` lists them; --import FILE loads your own."
     return did_you_mean(id, _specs) + listing
-
-
-def _explain_arguments(signature: inspect.Signature, given: Mapping[str, object], error: TypeError) -> str:
-    known = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    takes = f"It takes: {', '.join(known)}." if known else "It takes none."
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        return f"no argument '{unknown[0]}'.{did_you_mean(unknown[0], known)} {takes}"
-    return f"{error}. {takes}"
