@@ -69,6 +69,18 @@ def free_what_is_held() -> Iterator[None]:
     HELD.clear()
 
 
+@broken("demonstrate")
+class DemonstratesWithoutRng(Vault):
+    def demonstrate(self):
+        yield from self.oracle()
+
+
+@broken("demonstrate")
+class DemonstrationRaises(Vault):
+    def demonstrate(self, rng):
+        yield f"{self.box / 0}"
+
+
 @broken("group reward")
 class RanksTheFirst(Vault):
     @ar.group_reward(weight=0.5)

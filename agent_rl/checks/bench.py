@@ -40,6 +40,7 @@ _REMEDIES = {
     "reward": 'return a finite number or a bool; None for "not scored"',
     "observation": "return a str, an ar.Message or a sequence of them, of text that UTF-8 can hold",
     "oracle": "let oracle() yield an answer in every turn until the episode ends",
+    "demonstrate": "let demonstrate(self, rng) yield text or a message in every turn until the episode ends",
     "hang": "let every await end: give it a timeout, and the environment a budget in seconds",
     "close": "let close() work after every reset, also after one that failed",
 }

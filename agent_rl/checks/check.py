@@ -17,7 +17,14 @@ from agent_rl.checks.episodes import (
     check_observations,
     check_snapshots,
 )
-from agent_rl.checks.floors import check_floors, check_scored, check_termination, floor_table, play_floors
+from agent_rl.checks.floors import (
+    check_demonstrations,
+    check_floors,
+    check_scored,
+    check_termination,
+    floor_table,
+    play_floors,
+)
 from agent_rl.checks.groups import check_group_rewards
 from agent_rl.checks.gymnasium import check_gymnasium
 from agent_rl.checks.leaks import check_leaks
@@ -32,6 +39,7 @@ from agent_rl.worker_threads import outside_loop
 CHECKS = (
     check_splits,
     check_floors,
+    check_demonstrations,
     check_scored,
     check_termination,
     check_observations,

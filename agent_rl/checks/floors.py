@@ -18,7 +18,7 @@ from agent_rl.gym.tasks import task_key
 from agent_rl.policy.base import AnyPolicy
 from agent_rl.policy.baselines import constant_policy, empty_policy, nothing_policy, random_policy
 from agent_rl.policy.openai_client import without_requests
-from agent_rl.policy.scripted import oracle
+from agent_rl.policy.scripted import demonstrator, oracle
 from agent_rl.rollout.evaluation import summarise
 from agent_rl.rollout.job import Job
 from agent_rl.worker_threads import outside_loop
@@ -190,6 +190,16 @@ async def check_floors(bench: Bench) -> None:
                 scoring,
                 "let the reward tell a solved task from a random one",
             )
+
+
+async def check_demonstrations(bench: Bench) -> None:
+    """Find a `demonstrate` that fails, on tasks of the first split; a warm start would stop at it."""
+    if bench.cls.demonstrate is Env.demonstrate:
+        return  # the oracle plays
+    jobs = [bench.job(task) for task in bench.tasks(bench.spec.tasks.splits[0])]
+    for episode in await bench.play_all(jobs, [demonstrator()] * len(jobs)):
+        is_script = episode.error is not None and episode.error.where == "policy"
+        bench.blame(episode, "demonstrator", "demonstrate" if is_script else "")
 
 
 async def check_scored(bench: Bench) -> None:
