@@ -220,3 +220,28 @@ def test_training_on_the_embedded_backend_scores_groups(tmp_path: Path):
         assert [e.value("short") for e in finished] == [float(n == min(lengths)) for n in lengths]
     assert not any(e.value("short") is not None for e in read_episodes(run) if e.origin.purpose == "eval")
     assert replace(trained[0], rewards=()).origin.split == "train"
+
+
+@register("sorting-rewards-v0", tasks=[{"n": n, "words": ["b", "a"]} for n in range(4)])
+class SortingRewards(ar.ToolEnv):
+    def reset(self, task, rng):
+        return f"{task['words']}"
+
+    @reward
+    def sorted_words(self, episode):
+        episode.task["words"].sort()
+        return True
+
+    @group_reward
+    def shortened_words(self, group):
+        return [float(len(episode.task.pop("words"))) for episode in group.episodes]
+
+    def oracle(self):
+        yield "a"
+
+
+def test_rewards_that_change_the_task_change_no_episode():
+    episodes = ar.run("sorting-rewards-v0", "oracle", n=1, samples=3, split="train", concurrency=1)
+    assert [episode.messages[0].content for episode in episodes] == ["['b', 'a']"] * 3
+    assert [episode.task["words"] for episode in episodes] == [["b", "a"]] * 3
+    assert [episode.reward for episode in episodes] == [3.0] * 3

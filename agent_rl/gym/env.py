@@ -6,6 +6,7 @@ import copy
 import functools
 import reprlib
 from collections.abc import Awaitable, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from agent_rl.concurrency import call
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.images import Image
 from agent_rl.core.judgement import Judgement
-from agent_rl.core.messages import Message, Observation, Step, Task
+from agent_rl.core.messages import Message, Observation, Step, Task, own_task
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import DefinitionError
 from agent_rl.gym.budget import Budget
@@ -190,7 +191,8 @@ class Env:
             ValueError: if one returns NaN or an infinity.
             TimeoutError: if they take more than `seconds` together.
         """
-        scoring = Scoring(self, self.reward_components, episode, judgements)
+        own = replace(episode, task=own_task(episode.task))  # a reward may change it, as by sorting an answer's list
+        scoring = Scoring(self, self.reward_components, own, judgements)
         return await scoring.run(seconds, blocking=self.blocking)
 
     def oracle(self) -> Script:
