@@ -6,12 +6,13 @@ import random
 import numpy as np
 import pytest
 
+from agent_rl.api import run
 from agent_rl.core.episode import Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message, Step, ToolCall
 from agent_rl.core.trajectory import Source
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
-from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.registry import EnvSpec, register
 from agent_rl.gym.tasks import TaskSource
 from agent_rl.rollout import Job, run_episode, run_jobs
 from tests.doubles import CALL, Dice, dice_spec, play, run_dice, small_renderer, token_policy
@@ -298,3 +299,23 @@ def test_final_text_is_the_last_assistant_answer():
     episode = asyncio.run(run_episode(Job(spec, {}, 0), play("6")))
     assert episode.messages[-1] == Message("user", "bye") and episode.final_text == "6"
     assert run_dice(play(CALL), budget=Budget(turns=1)).final_text == ""
+
+
+@register("popping-step-v0", tasks=[{"x": x} for x in range(4)])
+class PoppingStep(Env):
+    def reset(self, task, rng):
+        self.x = task["x"]
+        return "go"
+
+    def step(self, action):
+        arguments = action.tool_calls[0].arguments
+        return Step(f"{arguments.pop('x')}{arguments['list'].pop()}", terminated=True)
+
+    def oracle(self):
+        yield Message("assistant", tool_calls=(ToolCall("call_0", "go", {"x": self.x, "list": [7]}),))
+
+
+def test_step_that_changes_arguments_leaves_the_call():
+    (episode,) = run("popping-step-v0", "oracle", n=1, split="train")
+    (call,) = episode.messages[1].tool_calls
+    assert (call.arguments, episode.error) == ({"x": episode.task["x"], "list": [7]}, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -143,6 +143,14 @@ def own_task(task: Mapping[str, object]) -> Task:
     """
     copied: Task = _copied(task)
     return copied
+
+
+def own_calls(message: Message) -> Message:
+    """Return a message whose calls have copies of their arguments, which whoever answers it may change."""
+    if not message.tool_calls:
+        return message
+    calls = (replace(call, arguments=_copied(call.arguments)) for call in message.tool_calls)
+    return replace(message, tool_calls=tuple(calls))
 
 
 _FIXED = frozenset((str, int, float, bool, type(None)))

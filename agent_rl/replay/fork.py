@@ -12,7 +12,7 @@ from typing import cast
 
 from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode, Origin, StepRecord, StopReason
-from agent_rl.core.messages import Message, Step
+from agent_rl.core.messages import Message, Step, own_calls
 from agent_rl.core.sequences import shared_start
 from agent_rl.errors import AgentRLError, ConfigError, ReplayError
 from agent_rl.gym.budget import Budget
@@ -84,7 +84,7 @@ class ReplayedBranch(Branch):
         for turn, record in enumerate(episode.steps[: self.turn]):
             answers.begin(turn)
             reply, observed = episode.messages[at], episode.messages[at + 1 : at + 1 + record.messages]
-            step = cast(Step, await call("step", env.step, reply))
+            step = cast(Step, await call("step", env.step, own_calls(reply)))
             heard = messages_of(step.observation)
             now = StepRecord(len(heard), step.reward, step.terminated, step.truncated, record.state)
             _require_same(episode, f"turn {turn}", compare_answer(record, now, observed, heard))
