@@ -210,3 +210,25 @@ def test_failed_demonstration_is_named_with_its_place_and_task(bare: str) -> Non
     assert "a demonstration of broken-shop-v0 failed in step: KeyError" in said and 'task is {"item": "lamp"}' in said
     assert said.endswith("test_demonstrations.py broken-shop-v0") and "agent-rl check --import " in said
     assert "\x1b" not in said
+
+
+@ar.register(
+    "unjudged-demonstrations-v0", tasks={"train": [{"item": "lamp"}, {"item": "sofa"}], "eval": [{"item": "bed"}]}
+)
+class Unjudged(Bare):
+    @ar.reward(weight=0)
+    def correct(self, episode: ar.Episode) -> None:
+        return None
+
+    @ar.reward
+    def short(self, episode: ar.Episode) -> float:
+        return -len(episode.final_text)
+
+    def oracle(self) -> ar.Script:
+        yield str(len(self.item))
+
+
+def test_demonstrations_without_known_success_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start_run(config(tmp_path, env="unjudged-demonstrations-v0", steps=0), Progress())
+    assert "64 demonstrations, whose success no reward says; model: " in capsys.readouterr().out
+    assert "64, whose success no reward says" in (run / "report.html").read_text(encoding="utf-8")

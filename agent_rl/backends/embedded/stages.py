@@ -120,13 +120,15 @@ def _warm_up(run: LiveRun, actor: Actor) -> None:
     say(f"[bold]1. Warm start[/bold]: clone {escape(which)}.")
     n, told = config.warm_start.demonstrations, partial(warn, run.folder, say=run.say)
     demonstrations = demonstrations_of(run.env, config, n, actor.renderer, told)
-    success = summarise(demonstrations).success
+    n, success = len(demonstrations), summarise(demonstrations).success
+    failed = success.n - success.successes
+    result = f"of which {failed} fail ({failed / n:.0%})" if success.n else "whose success no reward says"
     say(
-        f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
+        f"  {n} demonstrations, {result}; "
         f"model: {sum(p.numel() for p in actor.model.parameters()):,} parameters, "
         f"{len(actor.tokenizer)} tokens in its vocabulary; threads: {torch.get_num_threads()}"
     )
-    run.metrics.write("demonstrations", 0, {"n": success.n, "failed": success.n - success.successes})
+    run.metrics.write("demonstrations", 0, {"n": n, "failed": failed, "unknown": n - success.n})
 
     def show(step: WarmStep) -> None:
         run.metrics.write(step.phase, step.step, {"loss": step.loss})
@@ -285,7 +287,11 @@ def _facts(run: LiveRun) -> dict[str, str]:
     """Return what the report says about this backend's part of the run."""
     config = run.config
     demonstrated = next((r for r in read_metrics(run.folder / METRICS) if r["kind"] == "demonstrations"), None)
-    facts = {} if demonstrated is None else {"demonstrations": "{n}, of which {failed} fail".format(**demonstrated)}
+    facts = dict[str, str]()
+    if demonstrated is not None:
+        is_known = demonstrated.get("unknown") != demonstrated["n"]
+        said = "{n}, of which {failed} fail" if is_known else "{n}, whose success no reward says"
+        facts["demonstrations"] = said.format(**demonstrated)
     if (best := _best_weights(run)) is not None:
         facts["best weights"] = f"those {best}"
     return facts | {
