@@ -220,6 +220,14 @@ def test_schema_problem_passes_valid_schemas() -> None:
     assert schema_problem(schema, schema) == ""
 
 
+def test_check_takes_demonstrations_for_what_ends() -> None:
+    carts = spec_of(ar.from_gym("CartPole-v1"), budget=ar.Budget(turns=60))
+    assert "termination" not in {finding.check for finding in checked(carts, n=2).findings}
+    endless = type("Endless", (Vault,), {"on_answer": lambda self, action: ar.Step("?"), "oracle": ar.Env.oracle})
+    (found,) = (finding for finding in checked(spec_of(endless), n=2).findings if finding.check == "termination")
+    assert found.problem == "the environment ended none of 16 episodes"
+
+
 def test_check_command_exits_by_its_findings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "coin.py"
     file.write_text(

@@ -104,6 +104,8 @@ class Bench:
     skipped: dict[str, str] = field(default_factory=dict)
     played: dict[tuple[str, str], list[Episode]] = field(default_factory=dict)
     """The episodes of the floor table, by policy and split."""
+    demonstrated: list[Episode] = field(default_factory=list)
+    """Those of `demonstrate`, where the class has one of its own."""
 
     @property
     def cls(self) -> type[Env]:

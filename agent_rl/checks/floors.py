@@ -197,7 +197,8 @@ async def check_demonstrations(bench: Bench) -> None:
     if bench.cls.demonstrate is Env.demonstrate:
         return  # the oracle plays
     jobs = [bench.job(task) for task in bench.tasks(bench.spec.tasks.splits[0])]
-    for episode in await bench.play_all(jobs, [demonstrator()] * len(jobs)):
+    bench.demonstrated = await bench.play_all(jobs, [demonstrator()] * len(jobs))
+    for episode in bench.demonstrated:
         is_script = episode.error is not None and episode.error.where == "policy"
         bench.blame(episode, "demonstrator", "demonstrate" if is_script else "")
 
@@ -219,11 +220,12 @@ async def check_scored(bench: Bench) -> None:
 async def check_termination(bench: Bench) -> None:
     """Find an environment that no policy ends, and one without a limit that the random policy does not end."""
     remedy = "return ar.Step(..., terminated=True) where the task is over, and register with budget=ar.Budget(turns=N)"
-    ended = bench.ended()
+    ended = [*bench.ended(), *(e for e in bench.demonstrated if e.error is None)]
     if ended and not any(e.stop_reason in (StopReason.DONE, StopReason.ENV_TRUNCATED) for e in ended):
+        included = ", the oracle's included" if bench.ended("oracle") else ""
         bench.find(
             "termination",
-            f"the environment ended none of {len(ended)} episodes, the oracle's included",
+            f"the environment ended none of {len(ended)} episodes{included}",
             place(bench.cls, "step"),
             remedy,
         )
