@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from gymnasium.utils.env_checker import check_env
 
 import agent_rl as ar
+from agent_rl.checks.check import check_env as check_env_of_ours
 from agent_rl.gym.from_gym import GymnasiumEnv, from_gym
 from agent_rl.gym.registry import EnvSpec, spec
 from agent_rl.gym.spaces import describe, explain, read, write
@@ -219,6 +220,22 @@ class Robot(gymnasium.Env[Any, Any]):
         if action["say"] == "crash":
             raise RuntimeError("out of oil")
         return f"moved {action['move']}", 1.5, False, False, {}
+
+
+class Endless(Robot):
+    """Goes on after its end, as Gymnasium allows."""
+
+    action_space = Discrete(2)
+
+    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "moved", 1.0, bool(action), False, {}
+
+
+def test_step_after_the_end_raises() -> None:
+    ending = type("Ending", (from_gym(Endless),), {"oracle": lambda self: (yield "1")})
+    ending_spec = EnvSpec("", "ending", 0, ending, spec("guess-v0").tasks, ar.Budget(turns=9))
+    found = check_env_of_ours(ending_spec, n=2, seed=0, seconds=30, env_args={}).findings
+    assert "end" not in {finding.check for finding in found}
 
 
 gymnasium.register("Robot-v0", entry_point=Robot)

@@ -46,7 +46,7 @@ class GymnasiumEnv(Env):
     """Whether observations show what Gymnasium renders, beside their text."""
     illegal_reward: ClassVar[float] = 0.0
     """For an answer that means no legal action."""
-    snapshot_attributes = ("gym", "earned", "mask", "shown")
+    snapshot_attributes = ("gym", "earned", "mask", "shown", "over")
 
     def __init__(self, **gym_args: object) -> None:
         self._made_with = {**self.gym_args, **gym_args}
@@ -55,6 +55,7 @@ class GymnasiumEnv(Env):
         self.mask: object = None
         self.shown = ""
         """The last observation."""
+        self.over = False
 
     def make(self, task: Task) -> gymnasium.Env[Any, Any]:
         """Make the Gymnasium environment of a task, one that renders pixels if they are shown, or text if it can."""
@@ -124,7 +125,13 @@ class GymnasiumEnv(Env):
         return self._shown_with(said) if self.images else said
 
     def step(self, action: Message) -> Step:
-        """Take the action that the answer means, or say why it means none."""
+        """Take the action that the answer means, or say why it means none.
+
+        Raises:
+            RuntimeError: if the episode has ended; what a step does then, Gymnasium leaves open.
+        """
+        if self.over:
+            raise RuntimeError(f"{_title(self.gym_id)} has ended")
         try:
             meant = self.parse(action.content)
             if not self._is_legal(meant):
@@ -136,6 +143,7 @@ class GymnasiumEnv(Env):
             return Step((Message("user", complaint),), self.illegal_reward)
         observation, earned, terminated, truncated, info = self._game.step(meant)
         self.earned += float(earned)
+        self.over = bool(terminated or truncated)
         said = self._observed(observation, info)
         return Step((self._shown_with(said),), float(earned), bool(terminated), bool(truncated))
 
