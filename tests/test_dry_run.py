@@ -20,12 +20,15 @@ class Checked(ar.Env):
     def step(self, action): return ar.Step(terminated=True)
     def oracle(self): yield "hello"
 """
+UNREAD = """
+ar.register("unread-v0", tasks={"train": [{"n": 1}], "eval": "missing.jsonl", "none": []})(Checked)
+"""
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("own") / "mine.py"
-    file.write_text(OWN)
+    file.write_text(OWN + UNREAD)
     return str(file)
 
 
@@ -42,6 +45,8 @@ def test_dry_run_prints_the_config_only(own: str, tmp_path: Path, capsys: pytest
         (["env=checked-v0", "split=trian"], "no split 'trian'. Did you mean 'train'?"),
         (["env=checked-v0", "eval.dev_split=dve"], "no split 'dve'. Did you mean 'dev'?"),
         (["env=checked-v0", "eval.split=evl"], "no split 'evl'. Did you mean 'eval'?"),
+        (["env=unread-v0"], "the task file"),
+        (["env=unread-v0", "eval.split=none"], "split 'none' has no tasks; leave it out or give it some"),
         (["env=checked-v0", "env_args.siz=3"], "no argument 'siz'. Did you mean 'size'?"),
         (["env=checked-v0", "env_args.size=10"], "its constructor raises RuntimeError: no such size"),
         (["env=checked-v0", "algorithm=gigpo"], "define Checked.state_hash(self)"),

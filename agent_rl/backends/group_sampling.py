@@ -74,6 +74,8 @@ def check_environment(config: RunConfig) -> EnvSpec:
         require_hooks(member, Requirements(config.algorithm))
         check_constructor(member, args)
     check_judges(config.judge, env)
+    for split in (config.split, config.eval.split):
+        env.tasks.size(split)  # reads its file
     return env
 
 

@@ -33,7 +33,7 @@ def check_run(config: TrainConfig) -> EnvSpec:
         StoreError: if there is no file of stored `episodes`.
     """
     env = check_environment(config)
-    env.tasks.require(config.eval.during(env.tasks.splits))
+    env.tasks.size(config.eval.during(env.tasks.splits))
     config.context(env.budget.tokens)
     require_writers(config.report_to)
     require_optimizer(config.optimizer.kind, config.device)
