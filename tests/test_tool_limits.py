@@ -105,6 +105,12 @@ def test_pause_heeds_a_server():
     [
         ({"retries": -1}, "retries=-1"),
         ({"retry_on": ("ValueError",)}, "'ValueError' in retry_on"),
+        ({"retry_on": "ValueError"}, "'ValueError' in retry_on"),
+        ({"timeout": "5"}, "timeout='5'; give a positive number of seconds, or None"),
+        ({"max_output": "2k"}, "max_output='2k'"),
+        ({"retries": 1.5}, r"retries=1\.5; give a whole number"),
+        ({"rate": "5"}, "rate='5'"),
+        ({"name": 5}, "tool '5': a name"),
         ({"rate": 0}, "rate=0"),
         ({"rate": float("nan")}, "rate=nan"),
         ({"inline": True, "rate": 1}, "drop inline"),
@@ -113,7 +119,7 @@ def test_pause_heeds_a_server():
 )
 def test_tool_refuses_options_without_meaning(options, said):
     with pytest.raises(DefinitionError, match=said):
-        ar.tool(name="one", **options)(lambda: 1)
+        ar.tool(**{"name": "one", **options})(lambda: 1)
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])

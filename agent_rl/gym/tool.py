@@ -95,7 +95,8 @@ class Tool(Generic[P, R_co]):
         self.inline = inline
         self.max_output = max_output
         self.retries = retries
-        self.retry_on: tuple[type[Exception], ...] = (InfrastructureError, *retry_on)
+        more: tuple[type[Exception], ...] = retry_on if isinstance(retry_on, tuple | list) else (retry_on,)
+        self.retry_on: tuple[type[Exception], ...] = (InfrastructureError, *more)
         self.ends = ends
         self.is_async = inspect.iscoroutinefunction(function)
         self.is_method = bool(parameters) and parameters[0].name == "self"

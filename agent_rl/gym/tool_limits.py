@@ -33,7 +33,7 @@ def check_options(tool: Declared, name: str, rate: float | None) -> None:
     Raises:
         DefinitionError: if an option makes no sense, or two contradict each other.
     """
-    if not _NAME.fullmatch(name):
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise DefinitionError(f"tool '{name}': a name has 1 to 64 of A-Z a-z 0-9 _ -; give another: @tool(name=...)")
     if tool.inline and tool.is_async:
         raise DefinitionError(f"tool '{name}' is async and inline: drop inline=True, an async function needs no thread")
@@ -45,17 +45,21 @@ def check_options(tool: Declared, name: str, rate: float | None) -> None:
         raise DefinitionError(
             f"tool '{name}' is inline: with retries or a rate it would have to wait; drop inline=True"
         )
-    if tool.timeout is not None and not tool.timeout > 0:
-        raise DefinitionError(f"tool '{name}' has timeout={tool.timeout}; give a positive number of seconds, or None")
-    if not tool.max_output > 0:
-        raise DefinitionError(f"tool '{name}' has max_output={tool.max_output}; give a positive number of characters")
-    if tool.retries < 0:
-        raise DefinitionError(f"tool '{name}' has retries={tool.retries}; give a number from 0")
+    if tool.timeout is not None and not (_is_number(tool.timeout) and tool.timeout > 0):
+        raise DefinitionError(f"tool '{name}' has timeout={tool.timeout!r}; give a positive number of seconds, or None")
+    if not (_is_number(tool.max_output) and tool.max_output > 0):
+        raise DefinitionError(f"tool '{name}' has max_output={tool.max_output!r}; give a positive number of characters")
+    if type(tool.retries) is not int or tool.retries < 0:
+        raise DefinitionError(f"tool '{name}' has retries={tool.retries!r}; give a whole number from 0")
     for kind in tool.retry_on:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise DefinitionError(f"tool '{name}' has {kind!r} in retry_on; give a tuple of exception classes")
-    if rate is not None and not 0 < rate < math.inf:
-        raise DefinitionError(f"tool '{name}' has rate={rate}; give a positive number of calls per second, or None")
+    if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
+        raise DefinitionError(f"tool '{name}' has rate={rate!r}; give a positive number of calls per second, or None")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def pause(failures: int, error: Exception) -> float:
