@@ -222,6 +222,20 @@ class Robot(gymnasium.Env[Any, Any]):
         return f"moved {action['move']}", 1.5, False, False, {}
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"is_slippery": "maybe"}, r"FrozenLake-v1: env_args\.is_slippery='maybe': input should be a valid boolean"),
+        ({"map_nam": "8x8"}, r"FrozenLake-v1: no argument 'map_nam'\. Did you mean 'map_name'\? It takes: "),
+    ],
+)
+def test_gym_arguments_are_checked_before_a_run(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ar.ConfigError, match=said):
+        from_gym("FrozenLake-v1")(**given)
+    from_gym("FrozenLake-v1")(is_slippery=False, max_episode_steps=3, map_name="8x8")
+    from_gym(lambda size, **more: gymnasium.make("FrozenLake-v1"), size=4)(anything=3)
+
+
 class Endless(Robot):
     """Goes on after its end, as Gymnasium allows."""
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import shlex
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -18,7 +18,7 @@ _CACHED = 256
 """Classes whose signature is kept; a notebook makes new ones."""
 
 
-def check_names(id: str, cls: type, given: Mapping[str, object]) -> None:
+def check_names(id: str, cls: Callable[..., object], given: Mapping[str, object]) -> None:
     """Check that a class takes arguments of these names, and lacks none.
 
     Raises:
@@ -31,8 +31,8 @@ def check_names(id: str, cls: type, given: Mapping[str, object]) -> None:
         raise ConfigError(f"{id}: {_explain_names(signature, given, error)}") from None
 
 
-def convert(id: str, cls: type, given: Mapping[str, object]) -> dict[str, object]:
-    """Return arguments as the types of the class's signature say, each a copy: episodes share no list of them.
+def convert(id: str, cls: Callable[..., object], given: Mapping[str, object]) -> dict[str, object]:
+    """Return arguments as the types of a class's or function's signature say, each a copy: episodes share no list.
 
     A value that equals the default is taken, whatever the type. One without a type, or of a type that pydantic can't
     read, is left as it is.
@@ -72,10 +72,11 @@ def _own(value: object) -> object:
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def _typed(cls: type) -> dict[str, tuple[object, type[BaseModel]]]:
+def _typed(cls: Callable[..., object]) -> dict[str, tuple[object, type[BaseModel]]]:
     """Return the default and a model for each parameter whose type is known, by name."""
     found: dict[str, tuple[object, type[BaseModel]]] = {}
-    scope = getattr(inspect.unwrap(getattr(cls, "__init__", cls)), "__globals__", {})
+    made_by = getattr(cls, "__init__", cls) if isinstance(cls, type) else cls
+    scope = getattr(inspect.unwrap(made_by), "__globals__", {})
     for parameter in inspect.signature(cls).parameters.values():
         is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if is_open or parameter.annotation is parameter.empty:
@@ -84,7 +85,7 @@ def _typed(cls: type) -> dict[str, tuple[object, type[BaseModel]]]:
         try:
             kind = typing.get_type_hints(bearer, globalns=scope, include_extras=True)["it"]
             field = (kind, Field(alias=_key(parameter.name)))
-            model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid"), value=field)
+            model = create_model("Argument", __config__=ConfigDict(extra="forbid"), value=field)
         except Exception:  # a type that is not there at run time, or of a dozen kinds that pydantic can't read
             continue
         found[parameter.name] = parameter.default, model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +12,15 @@ from typing import Any, ClassVar, cast
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from agent_rl.core.episode import Episode
 from agent_rl.core.images import Image
 from agent_rl.core.messages import Message, Observation, Step, Task
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.gym.classic import CLASSIC, Known
 from agent_rl.gym.env import Env, Script
+from agent_rl.gym.env_arguments import convert
 from agent_rl.gym.reward import reward
 from agent_rl.gym.spaces import describe, explain, read, write
 from agent_rl.gym.tasks import world_seed
@@ -49,7 +51,7 @@ class GymnasiumEnv(Env):
     snapshot_attributes = ("gym", "earned", "mask", "shown", "over")
 
     def __init__(self, **gym_args: object) -> None:
-        self._made_with = {**self.gym_args, **gym_args}
+        self._made_with = {**self.gym_args, **_checked(self.gym_id, gym_args)}
         self.gym: gymnasium.Env[Any, Any] | None = None
         self.earned = 0.0
         self.mask: object = None
@@ -255,6 +257,23 @@ def _spec(id: object) -> EnvSpec:
         raise ConfigError(f"from_gym({id!r}): give an id, or a class or function: each episode makes an environment")
     name = re.sub(r"\W", "", getattr(id, "__name__", type(id).__name__))
     return EnvSpec(f"{name}-v0", entry_point=id)
+
+
+def _checked(id: str | EnvSpec, given: Mapping[str, object]) -> Mapping[str, object]:
+    """Return `env_args`, checked and converted by the signature of what makes the environment."""
+    entry = (gymnasium.spec(id) if isinstance(id, str) else id).entry_point
+    if not given or entry is None:
+        return given
+    creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    try:
+        takes = inspect.signature(creator).parameters
+    except ValueError:  # of a class that is not written in Python
+        return given
+    known = [*takes, *inspect.signature(gymnasium.make).parameters]
+    if all(p.kind is not p.VAR_KEYWORD for p in takes.values()) and (odd := [n for n in given if n not in known]):
+        hint = did_you_mean(odd[0], takes)
+        raise ConfigError(f"{_title(id)}: no argument '{odd[0]}'.{hint} It takes: {', '.join(takes) or 'none'}.")
+    return convert(_title(id), creator, given)
 
 
 def _title(id: str | EnvSpec) -> str:
