@@ -62,6 +62,8 @@ class Typed(ar.ToolEnv):
         ({"n": "abc"}, r"typed-arguments-v0: env_args\.n='abc': input should be a valid integer"),
         ({"n": 2.5}, r"env_args\.n=2\.5: .* fractional part"),
         ({"n": None}, r"env_args\.n=None: input should be a valid integer"),
+        ({"n": "5"}, r"env_args\.n='5': input should be a number"),
+        ({"n": True}, r"env_args\.n=True: input should be a number"),
         ({"kind": "sun"}, r"env_args\.kind='sun': input should be 'sum' or 'product'"),
         ({"folder": 5}, r"env_args\.folder=5: .* path"),
         ({"words": ["a", 5]}, r"env_args\.words\[1\]=5: input should be a valid string"),

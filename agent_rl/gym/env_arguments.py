@@ -48,7 +48,9 @@ def convert(id: str, cls: Callable[..., object], given: Mapping[str, object]) ->
             converted[name] = _own(value)
             continue
         try:
-            converted[name] = vars(model.model_validate({_key(name): _own(value)}))["value"]
+            converted[name] = taken = vars(model.model_validate({_key(name): _own(value)}))["value"]
+            if isinstance(value, str | bool) and type(taken) in (int, float):  # which pydantic takes, but is a slip
+                problems.append(f"{_key(name)}={value!r}: input should be a number")
         except ValidationError as error:
             for found in relevant(error.errors()):
                 as_text = shlex.quote(f'{_key(name)}="{found["input"]}"')
