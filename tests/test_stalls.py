@@ -50,6 +50,7 @@ def but(**changes: Callable[[float], float]) -> Course:
 STUCK = {"rollout_success": lambda at: min(0.73, 0.35 + 2 * at), "rollout_reward": lambda at: min(0.73, 0.35 + 2 * at)}
 STAGED: list[tuple[str, Course, str | None]] = [
     ("healthy", healthy, None),
+    ("longer and better", but(rollout_tokens=lambda at: min(45.0, 20 + 100 * at)), None),
     (
         "collapse",
         but(

@@ -199,8 +199,9 @@ async def check_demonstrations(bench: Bench) -> None:
     jobs = [bench.job(task) for task in bench.tasks(bench.spec.tasks.splits[0])]
     bench.demonstrated = await bench.play_all(jobs, [demonstrator()] * len(jobs))
     for episode in bench.demonstrated:
-        is_script = episode.error is not None and episode.error.where == "policy"
-        bench.blame(episode, "demonstrator", "demonstrate" if is_script else "")
+        error = episode.error
+        if error is not None and error.type != "NotImplementedError":  # an adapter's, of a game that has none
+            bench.blame(episode, "demonstrator", "demonstrate" if error.where == "policy" else "")
 
 
 async def check_scored(bench: Bench) -> None:

@@ -163,8 +163,8 @@ def _length(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
     if len(steps) < 2 * window:
         return
     first, now = (_mean(some, "rollout/tokens") for some in (steps[:SHORT], steps[-SHORT:]))
-    gain = _gain(steps, window)
-    if first and now and gain is not None and now > 2 * first and gain < PROGRESS:
+    before, after = (_mean(some, "rollout/success") for some in (steps[:window], steps[-window:]))
+    if first and now and before is not None and after is not None and now > 2 * first and after < before + PROGRESS:
         way_out = "shape the length (algorithm.shaping=soft-overlong), or lower rollout.max_tokens"
         yield "length", f"episodes grew from {first:.0f} to {now:.0f} sampled tokens and earn no more: {way_out}"
 

@@ -118,8 +118,8 @@ def _warm_up(run: LiveRun, actor: Actor) -> None:
     source = config.warm_start.episodes
     which = "noisy demonstrations that the environment plays itself" if source is None else f"episodes of {source}"
     say(f"[bold]1. Warm start[/bold]: clone {escape(which)}.")
-    n, told = config.warm_start.demonstrations, partial(warn, run.folder, say=run.say)
-    demonstrations = demonstrations_of(run.env, config, n, actor.renderer, told)
+    asked, told = config.warm_start.demonstrations, partial(warn, run.folder, say=run.say)
+    demonstrations = demonstrations_of(run.env, config, asked, actor.renderer, told)
     n, success = len(demonstrations), summarise(demonstrations).success
     failed = success.n - success.successes
     result = f"of which {failed} fail ({failed / n:.0%})" if success.n else "whose success no reward says"
