@@ -89,7 +89,7 @@ def test_five_printed_commands_lead_from_clone_to_training(call: Call, tmp_path:
             assert "success 100.0%" in output and "what does the" in call(*words(printed(output, "view")))
     assert len(ran) <= 5 and "success" in output and (tmp_path / "runs" / "latest" / "report.html").exists()
     assert "reward" in call(*words(printed(output, "view")))
-    assert "episodes in runs/" in call(*words(printed(output, "rollout")), "n=1", "max_tokens=8")
+    assert "1 episode in runs/" in call(*words(printed(output, "rollout")), "n=1", "max_tokens=8")
 
 
 def words(line: str) -> list[str]:

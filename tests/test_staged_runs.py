@@ -68,7 +68,7 @@ def said(tmp_path: Path, **changes: Any) -> tuple[list[str], list[dict[str, Any]
         "checkpoint_every": 100,
         "token_records": False,
         "eval": {"n": 4, "dev_n": 4, "every": 0},
-        "rollout": {"groups": 16, "samples": 4, "slots": 64, "max_tokens": 8},
+        "rollout": {"groups": 16, "samples": 4, "temperature": 1.0, "slots": 64, "max_tokens": 8},
         "warm_start": {"demonstrations": 200, "copy_steps": 0, "clone_steps": 40, "batch": 16},
     }
     if name := changes.pop("algorithm", None):
