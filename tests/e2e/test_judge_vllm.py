@@ -69,7 +69,7 @@ def test_judge_run_takes_what_vllm_serves(url: str, tmp_path: Path) -> None:
     for judgement in judged:
         assert (judgement.score is None) == bool(judgement.faults), "a fault is no grade"
         assert [v.value for v in judgement.verdicts if v.criterion == "is-short"] == [1.0]
-    calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()[1:]]
+    calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_bytes().splitlines()[1:]]
     assert not [call for call in calls if "unstructured" in call], "vLLM takes the schema"
     whole = [call for call in calls if "answer" in call and call["answer"]["finish_reason"] == "stop"]
     for call in whole:
@@ -79,4 +79,4 @@ def test_judge_run_takes_what_vllm_serves(url: str, tmp_path: Path) -> None:
     print(f"{len(calls)} calls, {len(whole)} whole replies, faults: {faults}")
     assert whole, "some replies are whole"
     judge(url, tmp_path)
-    assert len((tmp_path / "calls.jsonl").read_text().splitlines()) == 1 + len(calls), "no call is made twice"
+    assert len((tmp_path / "calls.jsonl").read_bytes().splitlines()) == 1 + len(calls), "no call is made twice"
