@@ -14,7 +14,7 @@ from agent_rl.core.display import Displayed, plural
 from agent_rl.core.ending import Ending, ending_of
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.making import made_quickly
-from agent_rl.core.messages import JSON, Message, Task
+from agent_rl.core.messages import JSON, Message, Task, own_task
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.core.trajectory import Trajectory
 from agent_rl.core.usage import Usage
@@ -235,13 +235,19 @@ class Episode(Displayed):
         values[_REWARDS], values[_JUDGEMENTS] = rewards, judgements
         return Episode(*values)
 
+    def with_own_task(self) -> Episode:
+        """Return it with a copy of its task, which a reward may change, as by sorting an answer's list."""
+        values = [*_values(self)]
+        values[_TASK] = own_task(self.task)
+        return Episode(*values)
+
     def value(self, name: str) -> float | None:
         """Return the value of the reward component called `name`, or None if it is absent or not scored."""
         return next((r.value for r in self.rewards if r.name == name), None)
 
 
 _NAMES = [f.name for f in fields(Episode)]
-_REWARDS, _JUDGEMENTS = _NAMES.index("rewards"), _NAMES.index("judgements")
+_TASK, _REWARDS, _JUDGEMENTS = map(_NAMES.index, ("task", "rewards", "judgements"))
 _values = attrgetter(*_NAMES)
 
 

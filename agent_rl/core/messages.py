@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agent_rl.core.images import Image
@@ -149,8 +150,15 @@ def own_calls(message: Message) -> Message:
     """Return a message whose calls have copies of their arguments, which whoever answers it may change."""
     if not message.tool_calls:
         return message
-    calls = (replace(call, arguments=_copied(call.arguments)) for call in message.tool_calls)
-    return replace(message, tool_calls=tuple(calls))
+    values = [*_values(message)]  # in half the time of `dataclasses.replace`
+    values[_CALLS] = tuple(
+        ToolCall(call.id, call.name, _copied(call.arguments), call.error) for call in message.tool_calls
+    )
+    return Message(*values)
+
+
+_NAMES = [f.name for f in fields(Message)]
+_CALLS, _values = _NAMES.index("tool_calls"), attrgetter(*_NAMES)
 
 
 _FIXED = frozenset((str, int, float, bool, type(None)))

@@ -6,7 +6,6 @@ import copy
 import functools
 import reprlib
 from collections.abc import Awaitable, Generator, Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -15,7 +14,7 @@ from agent_rl.concurrency import call
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.images import Image
 from agent_rl.core.judgement import Judgement
-from agent_rl.core.messages import Message, Observation, Step, Task, own_task
+from agent_rl.core.messages import Message, Observation, Step, Task
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import DefinitionError
 from agent_rl.gym.budget import Budget
@@ -191,8 +190,7 @@ class Env:
             ValueError: if one returns NaN or an infinity.
             TimeoutError: if they take more than `seconds` together.
         """
-        own = replace(episode, task=own_task(episode.task))  # a reward may change it, as by sorting an answer's list
-        scoring = Scoring(self, self.reward_components, own, judgements)
+        scoring = Scoring(self, self.reward_components, episode.with_own_task(), judgements)
         return await scoring.run(seconds, blocking=self.blocking)
 
     def oracle(self) -> Script:

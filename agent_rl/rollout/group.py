@@ -16,7 +16,6 @@ from typing import TypeAlias
 from agent_rl.concurrency import call
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
 from agent_rl.core.judgement import Judgement
-from agent_rl.core.messages import own_task
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
@@ -89,8 +88,7 @@ async def score_groups(
 
 
 async def _score(group: EpisodeGroup, spec: EnvSpec, budget: Budget) -> EpisodeGroup:
-    own = (replace(e, task=own_task(e.task)) for e in group.episodes if e.trainable)  # which a reward may change
-    finished = replace(group, episodes=tuple(own))
+    finished = replace(group, episodes=tuple(e.with_own_task() for e in group.episodes if e.trainable))
     if not finished.episodes:
         return group
     components = spec.cls.group_reward_components
