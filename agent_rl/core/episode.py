@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from agent_rl.core.display import Displayed, plural
 from agent_rl.core.ending import Ending, ending_of
 from agent_rl.core.judgement import Judgement
-from agent_rl.core.making import made_quickly
+from agent_rl.core.making import made_quickly, replacing
 from agent_rl.core.messages import JSON, Message, Task, own_task
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.core.trajectory import Trajectory
@@ -230,25 +229,19 @@ class Episode(Displayed):
         return Counter(str(m.tool_error) for m in self.played if m.tool_error is not None)
 
     def scored(self, rewards: tuple[Reward, ...], judgements: tuple[Judgement, ...]) -> Episode:
-        """Return it with these, in half the time of `dataclasses.replace`."""
-        values = [*_values(self)]
-        values[_REWARDS], values[_JUDGEMENTS] = rewards, judgements
-        return Episode(*values)
+        """Return it with these."""
+        return _scored(self, rewards, judgements)
 
     def with_own_task(self) -> Episode:
         """Return it with a copy of its task, which a reward may change, as by sorting an answer's list."""
-        values = [*_values(self)]
-        values[_TASK] = own_task(self.task)
-        return Episode(*values)
+        return _with_task(self, own_task(self.task))
 
     def value(self, name: str) -> float | None:
         """Return the value of the reward component called `name`, or None if it is absent or not scored."""
         return next((r.value for r in self.rewards if r.name == name), None)
 
 
-_NAMES = [f.name for f in fields(Episode)]
-_TASK, _REWARDS, _JUDGEMENTS = map(_NAMES.index, ("task", "rewards", "judgements"))
-_values = attrgetter(*_NAMES)
+_scored, _with_task = replacing(Episode, "rewards", "judgements"), replacing(Episode, "task")
 
 
 @dataclass(frozen=True, slots=True)

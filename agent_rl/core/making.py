@@ -1,10 +1,12 @@
-"""How instances of frozen dataclasses are made in half the time."""
+"""How instances of frozen dataclasses are made, and changed ones of them, in half the time."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import MISSING, fields
+from operator import attrgetter
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -48,3 +50,17 @@ def made_quickly(cls: type[T]) -> type[T]:
     exec(source, known)
     cls.__init__ = functools.wraps(init)(known["__init__"])  # type: ignore[method-assign]
     return cls
+
+
+def replacing(cls: type[T], *names: str) -> Callable[..., T]:
+    """Return a function of an instance and values for these fields, in half the time of `dataclasses.replace`."""
+    every = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    places, values_of = [every.index(name) for name in names], attrgetter(*every)
+
+    def replaced(instance: T, *changed: object) -> T:
+        values = [*values_of(instance)]
+        for place, value in zip(places, changed):  # noqa: B905 (a check of the lengths takes as long)
+            values[place] = value
+        return cls(*values)
+
+    return replaced

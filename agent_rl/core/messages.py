@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agent_rl.core.images import Image
-from agent_rl.core.making import made_quickly
+from agent_rl.core.making import made_quickly, replacing
 from agent_rl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,15 +149,11 @@ def own_calls(message: Message) -> Message:
     """Return a message whose calls have copies of their arguments, which whoever answers it may change."""
     if not message.tool_calls:
         return message
-    values = [*_values(message)]  # in half the time of `dataclasses.replace`
-    values[_CALLS] = tuple(
-        ToolCall(call.id, call.name, _copied(call.arguments), call.error) for call in message.tool_calls
-    )
-    return Message(*values)
+    calls = (ToolCall(call.id, call.name, _copied(call.arguments), call.error) for call in message.tool_calls)
+    return _with_calls(message, tuple(calls))
 
 
-_NAMES = [f.name for f in fields(Message)]
-_CALLS, _values = _NAMES.index("tool_calls"), attrgetter(*_NAMES)
+_with_calls = replacing(Message, "tool_calls")
 
 
 _FIXED = frozenset((str, int, float, bool, type(None)))
