@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agent_rl.core.images import Image
-from agent_rl.core.making import made_quickly, replacing
+from agent_rl.core.making import made_quickly
 from agent_rl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -122,17 +122,24 @@ class Step:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        try:
-            is_finite = math.isfinite(self.reward)
-        except TypeError:
-            raise TypeError(f"Step(reward={self.reward!r}): give a number") from None
-        except OverflowError:  # an int that no float holds
-            is_finite = False
-        if not is_finite:
-            raise ValueError(f"Step(reward={self.reward!r:.40}): give a finite number")
-        for name, value in (("terminated", self.terminated), ("truncated", self.truncated)):
-            if value not in (True, False):
-                raise TypeError(f"Step({name}={value!r:.40}): give True or False")
+        plain = type(self.reward) is float and type(self.terminated) is type(self.truncated) is bool
+        if not (plain and math.isfinite(self.reward)):
+            _check_step(self)
+
+
+def _check_step(step: Step) -> None:
+    """Raise TypeError or ValueError where a step says something else than a finite number and two truth values."""
+    try:
+        is_finite = math.isfinite(step.reward)
+    except TypeError:
+        raise TypeError(f"Step(reward={step.reward!r}): give a number") from None
+    except OverflowError:  # an int that no float holds
+        is_finite = False
+    if not is_finite:
+        raise ValueError(f"Step(reward={step.reward!r:.40}): give a finite number")
+    for name, value in (("terminated", step.terminated), ("truncated", step.truncated)):
+        if value not in (True, False):
+            raise TypeError(f"Step({name}={value!r:.40}): give True or False")
 
 
 def own_task(task: Mapping[str, object]) -> Task:
@@ -149,30 +156,35 @@ def own_calls(message: Message) -> Message:
     """Return a message whose calls have copies of their arguments, which whoever answers it may change."""
     if not message.tool_calls:
         return message
-    calls = (ToolCall(call.id, call.name, _copied(call.arguments), call.error) for call in message.tool_calls)
-    return _with_calls(message, tuple(calls))
+    calls = [ToolCall(call.id, call.name, _copied(call.arguments), call.error) for call in message.tool_calls]
+    return Message(message.role, message.content, message.reasoning, tuple(calls), message.tool_call_id, message.name)
 
 
-_with_calls = replacing(Message, "tool_calls")
-
-
-_FIXED = frozenset((str, int, float, bool, type(None)))
+_TEXT, _FIXED = frozenset((str,)), frozenset((str, int, float, bool, type(None)))
 
 
 def _copied(value: Any) -> Any:
-    """Copy a value deeply; what JSON makes, three times as fast as `deepcopy`, which keeps a record."""
+    """Copy a value deeply; what JSON makes, many times as fast as `deepcopy`, which keeps a record."""
     kind = type(value)
     if kind in _FIXED:
         return value
     if kind is dict or isinstance(value, Mapping):
-        if strange := [key for key in value if not isinstance(key, str)]:
-            raise ConfigError(
-                f"a task has the key {strange[0]!r}, which would come back from a file as text: write it as text"
-            )
-        return {key: item if type(item) in _FIXED else _copied(item) for key, item in value.items()}
+        if not _TEXT.issuperset(map(type, value)):
+            _check_keys(value)
+        if _FIXED.issuperset(map(type, value.values())):
+            return dict(value)
+        return {key: _copied(item) for key, item in value.items()}
     if kind is list or (isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)):
         return [_copied(item) for item in value]
     return copy.deepcopy(value)
+
+
+def _check_keys(value: Mapping[object, object]) -> None:
+    """Raise ConfigError for a key that is no text; a kind of `str` is one."""
+    if strange := [key for key in value if not isinstance(key, str)]:
+        raise ConfigError(
+            f"a task has the key {strange[0]!r}, which would come back from a file as text: write it as text"
+        )
 
 
 def without_nan(value: JSON) -> JSON:
