@@ -93,6 +93,30 @@ def test_tools_of_the_environment_run(types: Types, tmp_path: Path, capsys: pyte
     )
 
 
+@ar.register("chat-popping-v0", tasks=[{}])
+class TakesArguments(ar.ToolEnv):
+    @ar.tool
+    def compute(self, operator: str, left: str, right: str) -> str:
+        """Compute."""
+        return f"{left} {operator} {right}"
+
+    def reset(self, task, rng):
+        return "hello"
+
+    async def step(self, action):
+        taken = action.tool_calls[0].arguments.pop("left")
+        return ar.Step((ar.Message("tool", taken, tool_call_id="call_0"),))
+
+
+def test_step_that_changes_arguments_leaves_the_call(types: Types, tmp_path: Path) -> None:
+    ar.register_policy("chat-to-popping")(lambda: Caller())  # type: ignore[arg-type,return-value]
+    types("2 * 21")
+    assert main(["chat", "chat-to-popping", "env=chat-popping-v0", f"out={tmp_path / 'out'}"]) == 0
+    (episode,) = read_episodes(tmp_path / "out")
+    assert [(m.role, m.content) for m in episode.messages[1:3]] == [("assistant", ""), ("tool", "2")]
+    assert episode.messages[1].tool_calls[0].arguments == {"operator": "*", "left": "2", "right": "21"}
+
+
 def test_calls_that_do_not_run_are_answered(
     types: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

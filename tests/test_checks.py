@@ -132,7 +132,17 @@ class ShowsAnExample(Vault):
         return [ar.Message("user", "Which code is in box 77?"), shown, found, asked]
 
 
-@pytest.mark.parametrize("cls", [Vault, Text, ShowsAnExample])
+class TakesArguments(Vault):
+    """Takes out of a call what it has read."""
+
+    async def step(self, action):
+        step = await super().step(action)
+        for made in action.tool_calls:
+            made.arguments.clear()
+        return step
+
+
+@pytest.mark.parametrize("cls", [Vault, Text, ShowsAnExample, TakesArguments])
 def test_check_passes_sound_environments(cls: type[ar.Env]) -> None:
     states = random.getstate(), np.random.get_state()[1].tolist()
     report = checked(spec_of(cls))

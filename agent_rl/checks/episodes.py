@@ -14,7 +14,7 @@ from agent_rl.checks.bench import Bench, difference
 from agent_rl.checks.report import place
 from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, StopReason
-from agent_rl.core.messages import Message, Step, own_task
+from agent_rl.core.messages import Message, Step, own_calls, own_task
 from agent_rl.core.turns import replies
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.rollout.closing import close_env
@@ -155,9 +155,9 @@ async def check_end(bench: Bench) -> None:
         env = await _opened(bench, episode)
         try:
             for reply in said:
-                await maybe_await(env.step(reply))
+                await _step(env, reply)
             try:
-                step = await maybe_await(env.step(said[-1]))
+                step = await _step(env, said[-1])
             except Exception:
                 continue
         except Exception:  # another check names it
@@ -224,7 +224,7 @@ async def _snapshot_problem(bench: Bench, episode: Episode, said: Sequence[Messa
 
 
 async def _step(env: Env, reply: Message) -> Step:
-    step = await maybe_await(env.step(reply))
+    step = await maybe_await(env.step(own_calls(reply)))
     return Step(messages_of(step.observation), step.reward, step.terminated, step.truncated)
 
 

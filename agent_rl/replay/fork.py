@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode, Origin, StepRecord, StopReason
-from agent_rl.core.messages import Message, Step, own_calls
+from agent_rl.core.messages import Message
 from agent_rl.core.sequences import shared_start
 from agent_rl.errors import AgentRLError, ConfigError, ReplayError
 from agent_rl.gym.budget import Budget
@@ -32,9 +31,10 @@ from agent_rl.replay.companions import is_of_match
 from agent_rl.replay.compare import compare_answer, compare_messages
 from agent_rl.replay.record import Record
 from agent_rl.replay.result import Result, Status
+from agent_rl.rollout.clock import EpisodeClock
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.episode import EpisodeRun
-from agent_rl.rollout.job import Branch, Call, Job, Reset
+from agent_rl.rollout.job import Branch, Job, Reset
 from agent_rl.rollout.prefix import context_before, messages_before, prefix_of, seen_before
 from agent_rl.rollout.sub_agents import amid_sub_agent, began_sub_agent, require_caller
 
@@ -64,7 +64,7 @@ class ReplayedBranch(Branch):
                 f"nothing follows it; fork at turn {turn - 1} or before"
             )
 
-    async def reach(self, env: Env, reset: Reset, call: Call) -> None:
+    async def reach(self, env: Env, reset: Reset, clock: EpisodeClock) -> None:
         """Step the recorded replies; a user that a model plays says what is recorded, and is asked from the turn on.
 
         Raises:
@@ -73,18 +73,20 @@ class ReplayedBranch(Branch):
         answers = RecordedAnswers(Record(self.episode), outside=False, goes_on=True)
         before = cassette.set(answers)
         try:
-            await self._step(env, await reset(env), call, answers)
+            await self._step(env, await reset(env), clock, answers)
         finally:
             cassette.reset(before)
 
-    async def _step(self, env: Env, opening: tuple[Message, ...], call: Call, answers: RecordedAnswers) -> None:
+    async def _step(
+        self, env: Env, opening: tuple[Message, ...], clock: EpisodeClock, answers: RecordedAnswers
+    ) -> None:
         episode = self.episode
         at = len(messages_before(episode, 0))
         _require_same(episode, "the opening", compare_messages("opening", episode.messages[:at], opening))
         for turn, record in enumerate(episode.steps[: self.turn]):
             answers.begin(turn)
             reply, observed = episode.messages[at], episode.messages[at + 1 : at + 1 + record.messages]
-            step = cast(Step, await call("step", env.step, own_calls(reply)))
+            step = await clock.step(env, reply)
             heard = messages_of(step.observation)
             now = StepRecord(len(heard), step.reward, step.terminated, step.truncated, record.state)
             _require_same(episode, f"turn {turn}", compare_answer(record, now, observed, heard))
@@ -216,7 +218,7 @@ async def verify_prefix(job: Job) -> Sequence[ToolSpec]:
     assert job.branch is not None
     run = EpisodeRun(job, nothing_policy(), env := job.spec.make(**job.env_args))
     try:
-        await job.branch.reach(env, run.reset, run.clock.call)
+        await job.branch.reach(env, run.reset, run.clock)
         return env.tools
     except AgentRLError:
         raise

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
 from agent_rl.concurrency import call, is_awaitable, maybe_await
-from agent_rl.core.messages import Step
+from agent_rl.core.messages import Message, Step, own_calls
 from agent_rl.core.meter import Meter
 from agent_rl.gym.budget import Budget, overdue
+from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.base import Conversation, Reply
 
@@ -63,6 +64,10 @@ class EpisodeClock:
             return await self._call_within(seconds, stage, method, *args)
         begun = self._begin(stage, method, *args)
         return begun if type(begun) is Step or not is_awaitable(begun) else await begun
+
+    def step(self, env: Env, reply: Message) -> Awaitable[Step]:
+        """Give the environment a reply; what it changes of the calls is a copy of theirs."""
+        return self.call("step", env.step, own_calls(reply))
 
     async def _call_within(
         self, seconds: float, stage: str, method: Callable[[*Ts], T | Awaitable[T]], *args: *Ts

@@ -15,7 +15,7 @@ from typing import cast
 
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.judgement import Judgement
-from agent_rl.core.messages import Message, Step, own_calls, own_task
+from agent_rl.core.messages import Message, Step, own_task
 from agent_rl.core.meter import meter
 from agent_rl.core.sandbox_loss import loss_told_by
 from agent_rl.core.trajectory import FinishReason
@@ -150,7 +150,7 @@ class EpisodeRun:
             self.calls += len(reply.message.tool_calls)
             if self.budget.tool_calls is not None and self.calls > self.budget.tool_calls:
                 return StopReason.TOOL_CALLS
-            step = await self.clock.call("step", env.step, own_calls(reply.message))
+            step = await self.clock.step(env, reply.message)
             if not isinstance(step, Step):
                 raise TypeError(
                     f"step returned {_named(step)}: return ar.Step(observation, reward, terminated, truncated)"
@@ -175,7 +175,7 @@ class EpisodeRun:
 
     async def resume(self, env: Env, branch: Branch) -> Conversation:
         """Bring the environment, and begin the conversation, where the branch left them."""
-        await branch.reach(env, self.reset, self.clock.call)
+        await branch.reach(env, self.reset, self.clock)
         turn = self.replies = branch.turn
         self.calls = branch.tool_calls
         self.messages += messages_before(branch.episode, turn)

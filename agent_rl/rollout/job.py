@@ -18,11 +18,10 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import AnyPolicy, Conversation, Prefix, require_resumable
 from agent_rl.policy.token import TokenPolicy
+from agent_rl.rollout.clock import EpisodeClock
 from agent_rl.rollout.prefix import context_before, messages_before, prefix_of, seen_before
 from agent_rl.rollout.sub_agents import require_caller
 
-Call: TypeAlias = Callable[..., Awaitable[object]]
-"""Calls a method of the environment, given a stage's name, the method and its arguments, within its time."""
 Reset: TypeAlias = Callable[[Env], Awaitable[tuple[Message, ...]]]
 """Resets an environment with an episode's task and seed; returns the opening."""
 
@@ -84,16 +83,16 @@ class Branch:
         context = context_before(self.episode, self.turn, policy.renderer) if isinstance(policy, TokenPolicy) else ()
         return prefix_of(self.episode, self.turn, seen_before(self.episode, self.turn), context)
 
-    async def reach(self, env: Env, reset: Reset, call: Call) -> None:
+    async def reach(self, env: Env, reset: Reset, clock: EpisodeClock) -> None:
         """Bring a fresh environment to what it was before the turn.
 
         Args:
             env: the fresh environment.
             reset: resets it as the episode's was.
-            call: how its methods are called.
+            clock: whose time its methods take.
         """
         await reset(env)
-        await call("restore", env.restore, self.snapshot)
+        await clock.call("restore", env.restore, self.snapshot)
 
     def begin(self, policy: AnyPolicy, env: Env) -> Conversation:
         """Begin the policy's conversation where the prefix ends.

@@ -163,7 +163,7 @@ class ChatRun(EpisodeRun):
             self.refused = tuple(Message("tool", why, tool_call_id=c.id, name=c.name) for c in reply.message.tool_calls)
         if is_cut or not env.tools or not reply.message.tool_calls:
             return ()
-        step = await self.clock.call("step", env.step, reply.message)
+        step = await self.clock.step(env, reply.message)
         said = messages_of(step.observation)
         self.record(len(said), float(step.reward), step.terminated, step.truncated)
         for message in said:
