@@ -10,7 +10,7 @@ from rich.table import Table
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee
-from agent_rl.sandboxes.local.backend import NONE_WORKS, TIERS, LocalSandboxes
+from agent_rl.sandboxes.local.backend import TIERS, LocalSandboxes, NoneWorksError
 
 _CGROUP = (
     "a writable cgroup: run as root, under `systemd-run --user --scope -p Delegate=yes`, or, in a container, with "
@@ -67,9 +67,10 @@ async def _examine(tier: str) -> tuple[Capabilities | None, str]:
     sandboxes = LocalSandboxes(tier=tier, require=())
     try:
         return await sandboxes.capabilities(), ""
-    except SandboxError as error:  # which is of all kinds that were asked for: of one
-        before, after = NONE_WORKS.split("{}")
-        return None, str(error).removeprefix(f"{before}{tier}: ").removesuffix(after)
+    except NoneWorksError as error:
+        return None, "; ".join(error.refused.values())
+    except SandboxError as error:
+        return None, str(error)
     finally:
         await sandboxes.close()
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent.agent import ENVIRONMENT
@@ -35,8 +36,6 @@ from agent_rl.sandboxes.local.spec import Spec
 from agent_rl.sandboxes.registry import register_sandbox
 
 TIERS = ("jail", "landlock", "unsafe")
-NONE_WORKS = "no local sandbox works here ({}); use another backend, or, for code that you trust, allow_unsafe=True"
-"""What is said with each kind's reason."""
 ESSENTIAL = frozenset({Guarantee.FILES, Guarantee.NETWORK, Guarantee.SIGNALS, Guarantee.KERNEL, Guarantee.KILL_ALL})
 """What a sandbox is not one without; the others bound what it uses up."""
 _SO_PASSRIGHTS = 83
@@ -70,6 +69,22 @@ MECHANISMS: Mapping[str, Capabilities] = {
     "unsafe": dict.fromkeys(Guarantee),
 }
 """What should keep each guarantee, where no cgroup does."""
+
+
+class NoneWorksError(SandboxError):
+    """No kind of local sandbox that was asked for works here."""
+
+    refused: Mapping[str, str] = MappingProxyType({})
+    """Why each does not; for "zygote", what the zygote complained of."""
+
+    @classmethod
+    def of(cls, refused: Mapping[str, str]) -> NoneWorksError:
+        """Return the error with each kind's reason."""
+        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in refused.items())
+        way_out = "use another backend, or, for code that you trust, allow_unsafe=True"
+        error = cls(f"no local sandbox works here ({reasons}); {way_out}")
+        error.refused = refused
+        return error
 
 
 @register_sandbox("local")
@@ -213,13 +228,12 @@ class _Zygote:
             hello = {"error": str(error)}
         self._commands.setblocking(False)
         self.tier = str(hello.get("tier", "none"))
-        self.refused: dict[str, str] = dict(hello.get("refused", {}))
         self._controllers = frozenset(map(str, hello.get("controllers", ())))
         self._cgroups: list[str] = list(hello.get("cgroups", ()))
         if self.tier == "none":
-            complaint = self.stop().splitlines()
-            reasons = "; ".join([*(f"{tier}: {reason}" for tier, reason in self.refused.items()), *complaint[-1:]])
-            raise SandboxError(NONE_WORKS.format(reasons))
+            refused: dict[str, str] = hello.get("refused", {})
+            complaint = self.stop().splitlines() or [str(hello.get("error", "" if refused else "it ended at once"))]
+            raise NoneWorksError.of(refused | ({"zygote": complaint[-1]} if complaint[-1] else {}))
 
     def runs(self) -> bool:
         """Whether it is still there: its end of the connection closes before its sandboxes end with it."""

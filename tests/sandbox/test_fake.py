@@ -8,7 +8,7 @@ from agent_rl.cli import main
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Sandbox, Sandboxes
 from agent_rl.sandboxes.calls import ExecResult, FileAccessError, PythonResult
-from agent_rl.sandboxes.local.backend import NONE_WORKS, LocalSandboxes
+from agent_rl.sandboxes.local.backend import LocalSandboxes, NoneWorksError
 from agent_rl.testing import FakeSandboxes
 
 
@@ -64,7 +64,7 @@ def test_doctor_advises_only_what_is_needed(
         if tier in works:
             return dict.fromkeys(Guarantee, tier)
         why = {"jail": "unshare: Operation not permitted", "landlock": "the kernel has Landlock 0; 6 is needed"}
-        raise SandboxError(NONE_WORKS.format(f"{tier}: {why[tier]}"))
+        raise NoneWorksError.of({tier: why[tier]})
 
     monkeypatch.setattr(LocalSandboxes, "capabilities", capabilities)
     monkeypatch.setenv("COLUMNS", "500")

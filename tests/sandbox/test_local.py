@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_rl.cli import main
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Guarantee, Limits
 from agent_rl.sandboxes.doctor import REFUSALS, remedy
@@ -370,3 +371,16 @@ def test_remedy_blames_jail_crashes_on_agent_rl(run, tmp_path: Path):
         patch.setattr(local, "BOOT", copy / "local" / "boot.py")
         run(sandboxes.open())
     assert "flaw of agent_rl" in remedy("jail", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("does", "why"), [("sys.exit('no such\\nreason')", "reason"), ("0", "it ended at once")], ids=["says", "is silent"]
+)
+def test_zygote_that_ends_is_the_reason(
+    does: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    boot = tmp_path / "boot.py"
+    boot.write_text(f"import sys\n{does}\n")
+    monkeypatch.setattr(local, "BOOT", boot)
+    assert main(["sandbox", "doctor"]) == 1
+    assert f"jail does not work here: {why}\n" in capsys.readouterr().out
