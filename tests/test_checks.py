@@ -105,6 +105,25 @@ def test_check_finds_broken_environments(name: str) -> None:
     assert name in finding.where or "@register" in finding.where or "Vault" in finding.where or "Text" in finding.where
 
 
+@broken("floor")
+class CountsFirst(Vault):
+    @ar.reward(weight=0)
+    def correct(self, episode) -> int:
+        return len(episode.messages)
+
+    @ar.reward
+    def found(self, episode) -> bool:
+        return episode.final_text == f"{self.box}: {self.code}"
+
+
+def test_floor_of_a_length_names_the_order_of_rewards() -> None:
+    (finding,) = checked(BROKEN["CountsFirst"][0]).findings
+    assert (
+        "CountsFirst.correct" in finding.where
+        and "'correct', of weight 0: define the task's own before" in finding.remedy
+    )
+
+
 class Weighs(Vault):
     @ar.tool(inline=True)
     def weigh(self, box: int) -> object:

@@ -159,8 +159,11 @@ def floor_table(bench: Bench) -> tuple[Score, ...]:
 async def check_floors(bench: Bench) -> None:
     """Find an oracle that does not solve its tasks or is not better than chance, and floors that are high."""
     table = {(score.policy, score.split): score for score in floor_table(bench)}
-    rewards = bench.cls.reward_components[:1]
+    rewards = bench.cls.reward_components
     scoring = place(bench.cls, rewards[0].attribute if rewards else "step")
+    remedy = "leave out tasks that take neither the tools nor the text, or let the reward look at more"
+    if rewards and not rewards[0].weight and any(reward.weight for reward in rewards):
+        remedy = f"success asks the first reward, '{rewards[0].name}', of weight 0: define the task's own before it"
     high = [s for s in table.values() if s.policy != "oracle" and s.success.n and s.success.value > HIGHEST]
     if high:
         each = ", ".join(f"{s.policy} {s.success.successes} of {s.success.n} on '{s.split}'" for s in high)
@@ -168,7 +171,7 @@ async def check_floors(bench: Bench) -> None:
             "floor",
             f"policies without skill succeed in more than {HIGHEST:.0%}: {each}",
             scoring,
-            "leave out tasks that take neither the tools nor the text, or let the reward look at more",
+            remedy,
         )
     for (policy, split), score in table.items():
         best = table.get(("oracle", split))
