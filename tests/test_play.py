@@ -66,6 +66,7 @@ def test_read_reply_types_arguments_by_schema(typed: str, arguments: dict[str, o
         ('/call search "x', "No closing quotation; write /call search"),
         ('/call search {"query', "the arguments are no JSON"),
         ("/call name of=x to=y", "'to=y' is no argument"),
+        ('search {"query": "x"}', 'a tool is called by /call: write /call search {"query": "x"}'),
     ],
 )
 def test_read_reply_refuses_what_does_not_fit(typed: str, problem: str) -> None:
@@ -76,7 +77,8 @@ def test_read_reply_refuses_what_does_not_fit(typed: str, problem: str) -> None:
 def test_read_reply_takes_text_and_calls() -> None:
     reply = read_reply("let me see\n/call roll\n/call name x", TOOLS, 0)
     assert (reply.content, [c.name for c in reply.tool_calls]) == ("let me see", ["roll", "name"])
-    assert read_reply(" 4 2 ", TOOLS, 0) == Message("assistant", " 4 2 ")
+    for text in (" 4 2 ", "search", "name x", 'researched {"query": "x"}', "roll {\n}"):
+        assert read_reply(text, TOOLS, 0) == Message("assistant", text)
     assert signature(ROLL) == "roll"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,9 +92,12 @@ def read_reply(text: str, tools: Sequence[ToolSpec], turn: int) -> Message:
     """Return what a person typed as a message: lines that begin with /call are tool calls, the others the text.
 
     Raises:
-        ValueError: if a call does not fit the tools; the message says what to write.
+        ValueError: if a call does not fit the tools, or a line is one without /call; the message says what to write.
     """
     lines = text.split("\n")
+    for tool in tools if len(lines) == 1 else ():
+        if re.match(rf"\s*{re.escape(tool.name)}\s*\{{", text):
+            raise ValueError(f"a tool is called by {CALL}: write {CALL} {text.strip()}")
     wanted = [line.partition(CALL)[2].strip() for line in lines if _is_call(line)]
     said = "\n".join(line for line in lines if not _is_call(line))
     calls = (ToolCall(f"call_{turn}_{i}", *_read_call(call, tools)) for i, call in enumerate(wanted))
