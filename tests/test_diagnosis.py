@@ -90,6 +90,7 @@ def stored(folder: Path) -> list[str]:
         (cut(StopReason.SECONDS, "0101"), LEARNS, {}, "8 of 8 episodes ran out of the environment's time: raise budg"),
         (failed("reset", "gone", steps=()), {}, {}, "no episode had a turn: 8 of 8 failed, most often with reset: OS"),
         (failed("step", "no disk"), {}, {}, "8 of 8 episodes failed and trained nothing, most often with step: OSErr"),
+        (failed("step", "no disk")[:1], {}, {}, "1 of 1 episode failed and trained nothing, most often with step: OS"),
         (batch("0101", group=1), NOTHING, {"samples": 1}, "rollout.samples=1 gave each task one episode, and the al"),
         (batch("0101", group=1), LEARNS, {"samples": 1}, None),
         (batch("0000", messages=TEXT), NOTHING, {"env": Dice}, "no reply held a tool call: read one with agent-rl vi"),

@@ -103,7 +103,7 @@ def test_rollout_stopped_by_a_signal_continues_with_the_printed_command(tmp_path
     out, err = process.communicate(timeout=60)
     kept = stored(tmp_path)
     assert (process.returncode, err) == (130, "") and 4 <= kept < N
-    assert f"Stopped; {kept} of {N} episodes are in {tmp_path}/kept.jsonl" in " ".join(out.split("\n"))
+    assert f"Stopped; {kept} of {N} episodes in {tmp_path}/kept.jsonl" in " ".join(out.split("\n"))
     printed = re.search(r"continue with: agent-rl (.*)", out)
     assert printed is not None
     again = agent_rl(*shlex.split(printed[1]))

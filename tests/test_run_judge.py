@@ -112,7 +112,7 @@ def test_rollout_whose_judge_spent_its_limit_is_scored_on_retry(
     assert main([*words, *settings, f"out={out}"]) == 0
     said, stored = capsys.readouterr().out, list(read_episodes(out))
     unpaid = [e for e in stored if is_unpaid(e)]
-    assert 0 < len(unpaid) < 6 and f"judge.max_cost is spent, so that {len(unpaid)} of 6 episodes have no sc" in said
+    assert 0 < len(unpaid) < 6 and f"judge.max_cost is spent, which leaves {len(unpaid)} of 6 episodes wi" in said
     assert f"agent-rl rollout resume={out} retry_failed=true\nOr judge them as they are: agent-rl judge run" in said
     assert main(["rollout", f"resume={out}", "judge.max_cost=9"]) == 0
     assert "judge.max_cost is spent" in capsys.readouterr().out and len(list(read_episodes(out))) == 6

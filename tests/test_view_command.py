@@ -19,7 +19,7 @@ from agent_rl.core.episode import Episode, Failure, Origin, Outcome, Reward, Ste
 from agent_rl.core.messages import Message
 from agent_rl.errors import ConfigError, DamagedEpisodeError
 from agent_rl.store.codec import dump_line
-from agent_rl.store.selection import select
+from agent_rl.store.selection import Selection, select
 from agent_rl.store.where import FIELDS, INNER
 from tests.doubles import example_episode
 
@@ -240,6 +240,11 @@ def test_view_pages_on_a_terminal(file: Path) -> None:
 def test_page_says_that_offset_leaves_none(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", str(file), "--html", str(file.parent / "page.html"), "--offset", "9"]) == 1
     assert "5 of its 5 episodes fit, and limit and offset leave none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("fitting", "said"), [(0, "none of its 1 episode fits"), (1, "1 of its 1 episode fits")])
+def test_selection_of_one_episode_is_in_the_singular(fitting: int, said: str) -> None:
+    assert Selection("episodes.jsonl", (), (), fitting, 1).none.startswith(said)
 
 
 def test_view_refuses_a_folder_for_its_page(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

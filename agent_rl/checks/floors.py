@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from agent_rl.checks.bench import TURNS, Bench
 from agent_rl.checks.report import Score, place
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.messages import JSON
 from agent_rl.gym.env import Env
@@ -215,7 +216,7 @@ async def check_scored(bench: Bench) -> None:
         if values and all(value is None for value in values):
             bench.find(
                 "unscored",
-                f"the reward '{component.name}' is None in all of {len(values)} episodes, which have no score for it",
+                f"the reward '{component.name}' is None in all of {plural(len(values), 'episode')}: none is scored",
                 place(bench.cls, component.attribute),
                 "return a number, with 0 for what earns nothing; None is for what can't be judged",
             )
@@ -229,7 +230,7 @@ async def check_termination(bench: Bench) -> None:
         included = ", the oracle's included" if bench.ended("oracle") else ""
         bench.find(
             "termination",
-            f"the environment ended none of {len(ended)} episodes{included}",
+            f"the environment ended none of {plural(len(ended), 'episode')}{included}",
             place(bench.cls, "step"),
             remedy,
         )

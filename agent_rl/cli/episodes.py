@@ -121,8 +121,8 @@ def _report(ran: RolloutResult, took: float) -> None:
     again = command("rollout", write_setting("resume", file), "retry_failed=true")
     if unpaid := sum(map(is_unpaid, episodes)):
         print(
-            f"judge.max_cost is spent, so that {unpaid} of {len(episodes)} episodes have no score. Run them again, "
-            f"when judges may spend as much again, or more with judge.max_cost=N: {again}\n"
+            f"judge.max_cost is spent, which leaves {unpaid} of {plural(len(episodes), 'episode')} without a score. "
+            f"Run them again, when judges may spend as much again, or more with judge.max_cost=N: {again}\n"
             f"Or judge them as they are: {command('judge', 'run', file, 'RUBRIC')}"
         )
     elif result.failed:

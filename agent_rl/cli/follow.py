@@ -46,7 +46,7 @@ def follow(arguments: argparse.Namespace) -> int:
         said = "The run has ended"
     except KeyboardInterrupt:
         said = "Stopped"
-    notes.print(Text(f"{said}; {shown:,} new episodes{' that fit' * bool(arguments.where)}.", style="dim"))
+    notes.print(Text(f"{said}; {plural(shown, 'new episode')}{' that fit' * bool(arguments.where)}.", style="dim"))
     return 0
 
 

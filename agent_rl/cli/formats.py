@@ -13,7 +13,7 @@ from agent_rl.formats.writing import FORMATS, export_episodes
 from agent_rl.runs.commands import command
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.selection import episode_ids, select
-from agent_rl.store.shards import episode_file
+from agent_rl.store.shards import episode_file, refuse_device
 
 EXAMPLES = """
 examples:
@@ -42,7 +42,7 @@ def export_stored(arguments: argparse.Namespace, out: str) -> int:
     if not rows:
         Path(out).unlink(missing_ok=True)
         wanted = f"{arguments.to}: {FORMATS[arguments.to]}"
-        raise ConfigError(f"none of {len(selected.places):,} episodes makes a row of {wanted}")
+        raise ConfigError(f"none of {plural(len(selected.places), 'episode')} makes a row of {wanted}")
     print(f"{plural(rows, 'row')} of {plural(len(selected.places), 'episode')} in {out}")
     return 0
 
@@ -50,8 +50,7 @@ def export_stored(arguments: argparse.Namespace, out: str) -> int:
 def import_(arguments: argparse.Namespace) -> int:
     """Store conversations as episodes."""
     file = episode_file(arguments.out)
-    if file.exists() and not file.is_file():  # it would be replaced
-        raise ConfigError(f"{file} is a pipe or a device: name a file, such as episodes.jsonl")
+    refuse_device(file)
     if stored := len(episode_ids(arguments.out)):
         raise ConfigError(f"{arguments.out} has {plural(stored, 'episode')} already: name another file")
     part, count = file.with_name(f".importing-{file.stem}.jsonl"), 0  # whole or not there: in one piece, however large

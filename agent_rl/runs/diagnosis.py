@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.errors import InfrastructureError
 from agent_rl.gym.env import Env, ToolEnv
@@ -139,7 +140,7 @@ def _of_failures(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
     if failed and not any(e.turns for e in episodes):
         yield "no turns", f"no episode had a turn: {failed} of {all_of} failed, {reason}; {read}"
     elif 2 * failed > all_of:
-        yield "failed", f"{failed} of {all_of} episodes failed and trained nothing, {reason}; {read}"
+        yield "failed", f"{failed} of {plural(all_of, 'episode')} failed and trained nothing, {reason}; {read}"
 
 
 def _of_scores(episodes: Sequence[Episode], env: type[Env]) -> Iterator[tuple[str, str]]:
@@ -159,7 +160,7 @@ def _of_cuts(episodes: Sequence[Episode], *, is_learning: bool) -> Iterator[tupl
     for reason, n in Counter(e.stop_reason for e in episodes).most_common(1):
         if reason in CUTS and n >= MOST * len(episodes) and (not is_learning or reason in LIMITS):
             what, way_out = CUTS[reason]
-            yield str(reason), f"{n} of {len(episodes)} episodes {what}: {way_out}"
+            yield str(reason), f"{n} of {plural(len(episodes), 'episode')} {what}: {way_out}"
 
 
 def _of_equal_rewards(episodes: Sequence[Episode], samples: int, env: type[Env]) -> Iterator[tuple[str, str]]:

@@ -185,7 +185,7 @@ class _Rollout:
                 asyncio.run(self._store(left, episodes, stop))
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
             raise Interrupted(
-                f"{len(episodes)} of {len(self.jobs)} episodes are in {from_here(self.file)}; {stop.hint}"
+                f"{len(episodes)} of {plural(len(self.jobs), 'episode')} in {from_here(self.file)}; {stop.hint}"
             ) from error
         final = {episode.id for episode in episodes.values()}
         return summarise([episodes[_key(job)] for job in self.jobs], [e for e in stored if e.id not in final])

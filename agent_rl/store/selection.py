@@ -38,9 +38,12 @@ class Selection:
     @property
     def none(self) -> str:
         """What to say where none is chosen."""
+        of = plural(self.total, "episode")
         if self.fitting:
-            return f"{self.fitting:,} of its {self.total:,} episodes fit, and limit and offset leave none of them"
-        return f"none of its {self.total:,} episodes fits" if self.total else "it has no episodes yet"
+            return (
+                f"{self.fitting:,} of its {of} fit{'s' * (self.fitting == 1)}, and limit and offset leave none of them"
+            )
+        return f"none of its {of} fits" if self.total else "it has no episodes yet"
 
     def episodes(self) -> Iterator[Episode]:
         """Yield the episodes, read one at a time."""

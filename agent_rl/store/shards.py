@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from agent_rl.errors import StoreError
+from agent_rl.errors import ConfigError, StoreError
 from agent_rl.store.frames import open_frames
 
 FILE_NAME = "episodes.jsonl"
@@ -35,6 +35,16 @@ class Place(NamedTuple):
     """The shard's name, such as "episodes-00001"."""
     offset: int
     """Where the line begins in the shard, in bytes before compression."""
+
+
+def refuse_device(file: Path) -> None:
+    """Refuse a path whose pipe or device a new file would replace.
+
+    Raises:
+        ConfigError: if there is one.
+    """
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file} is a pipe or a device: name a file")
 
 
 @dataclass(frozen=True, slots=True, order=True)

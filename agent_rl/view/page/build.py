@@ -17,6 +17,7 @@ from markupsafe import Markup
 from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError
 from agent_rl.store.selection import Selection, select
+from agent_rl.store.shards import refuse_device
 from agent_rl.store.token_records import TokenRecord, read_token_records
 from agent_rl.view.decoding import load_decoder
 from agent_rl.view.page.data import dump, episode_json, head_columns, head_row, metrics_json, run_json
@@ -103,8 +104,7 @@ def save_page(
     out = Path(out)
     if out.is_dir():
         raise ConfigError(f"{out} is a folder: name a file for the page, such as {out / 'page.html'}")
-    if out.exists() and not out.is_file():  # it would be replaced
-        raise ConfigError(f"{out} is a pipe or a device: name a file for the page, such as page.html")
+    refuse_device(out)
     out = out.resolve()  # as where /dev/stdout is a file
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.part")

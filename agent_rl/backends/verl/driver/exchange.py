@@ -21,6 +21,7 @@ from agent_rl.backends.group_sampling import episodes_of
 from agent_rl.backends.verl.worker.loss import SENT, WANTED, WHOLE
 from agent_rl.backends.verl.worker.routes import EQUAL, SHARED
 from agent_rl.backends.verl.worker.rows import check_row, episode_of
+from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode, group_episodes
 from agent_rl.moe.agreement import RouteAgreement
 from agent_rl.runs.token_records import Learned
@@ -290,7 +291,7 @@ def prepare(
 def _nothing_sampled(episodes: Sequence[Episode]) -> str:
     errors = [e.error for e in episodes if e.error is not None]
     first = f"the first broke in {errors[0].where}: {errors[0].type}: {errors[0].message}" if errors else "none broke"
-    return f"none of the {len(episodes)} episodes of this step sampled a token: {first}"
+    return f"none of {plural(len(episodes), 'episode')} of this step sampled a token: {first}"
 
 
 def own_rows(x: Experience, received: ReceivedBatch) -> list[int | None]:
