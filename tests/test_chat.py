@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -247,12 +248,24 @@ def test_full_served_context_begins_new_conversation(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_while_a_reply_is_shown_keeps_conversation(
+    number: signal.Signals, types: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ar.register_policy(f"chat-until-{number.name}")(lambda: Caller())  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr("agent_rl.cli.chat.print_message", lambda *_: signal.raise_signal(number))
+    types("2 * 21")
+    assert main(["chat", f"chat-until-{number.name}", "env=calculator-v0", f"out={tmp_path / 'out'}"]) == 0
+    (episode,) = read_episodes(tmp_path / "out")
+    assert episode.error is None and [m.role for m in episode.messages[-2:]] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_served_reply_keeps_conversation(
     number: signal.Signals, types: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(body: fake_openai.Body) -> fake_openai.Answer:
         if body["messages"][-1]["content"] == "and you?":
-            os.kill(os.getpid(), number)
+            signal.pthread_kill(threading.main_thread().ident or 0, number)  # another thread's would not wake it
             time.sleep(0.5)
         return fake_openai.said("well")
 

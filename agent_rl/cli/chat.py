@@ -112,6 +112,10 @@ def _talk(policy: AnyPolicy, settings: ChatSettings, tokens: bool) -> None:
                 screen.say(f"stored in {out}")
 
 
+class _Leave(KeyboardInterrupt):
+    """A signal to quit; no `Exception`, which what it interrupts would take for its own."""
+
+
 class _Screen:
     """What the person sees, and types."""
 
@@ -141,7 +145,7 @@ class _Screen:
             self.stream.stopped = True
 
         def leave(*_: object) -> None:
-            raise QuitError
+            raise _Leave
 
         handlers = {signal.SIGINT: interrupt, signal.SIGTERM: leave, signal.SIGHUP: leave}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -162,6 +166,8 @@ class _Screen:
                 text = input("you> ")
             except EOFError:
                 self.console.print()
+                raise QuitError from None
+            except _Leave:
                 raise QuitError from None
             except KeyboardInterrupt:
                 self.say("\n/quit ends")
