@@ -96,13 +96,47 @@ class ScoresNothing(Vault):
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_check_finds_broken_environments(name: str) -> None:
+def test_check_finds_broken_environments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, check = BROKEN[name]
-    report = checked(spec, seconds=0.05 if name == "Hangs" else 60.0)
+    if is_spin := name.startswith("Spins"):
+        monkeypatch.setattr("agent_rl.checks.spins.SHORTEST", 1.0)
+    report = checked(spec, seconds=0.05 if name == "Hangs" else 1.0 if is_spin else 60.0)
     assert {finding.check for finding in report.findings} == {check}, "\n".join(map(str, report.findings))
     finding = report.findings[0]
     assert finding.problem and finding.remedy
     assert name in finding.where or "@register" in finding.where or "Vault" in finding.where or "Text" in finding.where
+
+
+@broken("hang")
+class SpinsInStep(Vault):
+    async def step(self, action):
+        while True:
+            self.looks += 1
+
+
+@broken("hang")
+class SpinsInTool(Vault):
+    @ar.tool(inline=True)
+    def look(self, box: int) -> str:
+        """Look into a box."""
+        while True:
+            self.looks += 1
+
+
+@broken("hang")
+class SpinsInOracle(Vault):
+    def oracle(self):
+        while self.box is not None:
+            self.looks += 1
+        yield "never"
+
+
+@broken("hang")
+class SpinsInDemonstration(Vault):
+    def demonstrate(self, rng):
+        while rng is not None:
+            self.looks += 1
+        yield "never"
 
 
 @broken("floor")

@@ -42,6 +42,7 @@ _REMEDIES = {
     "oracle": "let oracle() yield an answer in every turn until the episode ends",
     "demonstrate": "let demonstrate(self, rng) yield text or a message in every turn until the episode ends",
     "hang": "let every await end: give it a timeout, and the environment a budget in seconds",
+    "spin": "let the loop end, or await something in it; for what takes long, raise seconds",
     "close": "let close() work after every reset, also after one that failed",
 }
 
@@ -106,6 +107,8 @@ class Bench:
     """The episodes of the floor table, by policy and split."""
     demonstrated: list[Episode] = field(default_factory=list)
     """Those of `demonstrate`, where the class has one of its own."""
+    is_spinning: bool = False
+    """Whether an episode held up the event loop, so that no further one is played."""
 
     @property
     def cls(self) -> type[Env]:
@@ -136,13 +139,22 @@ class Bench:
         )
 
     async def play(self, job: Job, policy: AnyPolicy) -> Episode | None:
-        """Run an episode; None, and a finding, if it does not end in time."""
+        """Run an episode; None, and a finding, if it does not end in time; None after one that held up all others."""
+        if self.is_spinning:
+            return None
         try:
             async with asyncio.timeout(self.seconds if math.isfinite(self.seconds) else None):
-                return await run_episode(job, policy)
+                episode = await run_episode(job, policy)
+            return None if self.is_spinning else episode
         except TimeoutError:
             self.find("hang", f"an episode has not ended after {self.seconds:g} s", place(self.cls), _REMEDIES["hang"])
             return None
+
+    def end(self, stack: str) -> None:
+        """Add the finding of an episode that holds up the event loop, and play no further one."""
+        self.is_spinning = True
+        problem = f"an episode holds up the event loop, without an end in {self.seconds:g} s; nothing else was checked"
+        self.find("hang", problem, self._own_place(stack) or place(self.cls), _REMEDIES["spin"])
 
     async def play_all(self, jobs: Sequence[Job], policies: Sequence[AnyPolicy]) -> list[Episode]:
         """Run episodes, some at a time, each with its policy; return those that end, in order."""
@@ -198,15 +210,21 @@ class Bench:
     def _place_of(self, episode: Episode) -> str:
         """Return where an episode failed: in the environment's own files, if the traceback goes through them."""
         assert episode.error is not None
+        if own := self._own_place(episode.error.traceback):
+            return own
+        method = next((c.attribute for c in self.cls.reward_components if c.attribute in episode.error.message), "")
+        return place(self.cls, method or episode.error.where)
+
+    def _own_place(self, traceback: str) -> str:
+        """Return the last place of a traceback that is in the environment's own files; empty if there is none."""
         modules = {
             cls.__module__ for cls in self.cls.__mro__ if not cls.__module__.startswith(("agent_rl.gym", "builtins"))
         }
-        frames = [frame for frame in _FRAME.findall(episode.error.traceback) if frame[0] in _files(modules)]
-        if frames:
-            file, line, function = frames[-1]
-            return f"{self.cls.__name__}.{function} ({from_here(file)}:{line})"
-        method = next((c.attribute for c in self.cls.reward_components if c.attribute in episode.error.message), "")
-        return place(self.cls, method or episode.error.where)
+        frames = [frame for frame in _FRAME.findall(traceback) if frame[0] in _files(modules)]
+        if not frames:
+            return ""
+        file, line, function = frames[-1]
+        return f"{self.cls.__name__}.{function} ({from_here(file)}:{line})"
 
     def ended(self, *policies: str) -> list[Episode]:
         """Return the episodes of the floor table that did not fail; of all policies if none is named."""

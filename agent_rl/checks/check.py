@@ -29,6 +29,7 @@ from agent_rl.checks.groups import check_group_rewards
 from agent_rl.checks.gymnasium import check_gymnasium
 from agent_rl.checks.leaks import check_leaks
 from agent_rl.checks.report import CheckReport
+from agent_rl.checks.spins import ended_spins
 from agent_rl.checks.tasks import check_splits, check_unchanged, task_keys
 from agent_rl.checks.tools import check_fuzz, check_schemas
 from agent_rl.config import Count, Section
@@ -87,13 +88,14 @@ def check_env(spec: EnvSpec, *, n: int, seed: int, seconds: float, env_args: Map
 
 
 async def _check(bench: Bench) -> CheckReport:
-    with bench.hearing():
+    with bench.hearing(), ended_spins(bench.seconds, bench.end):
         before, started = task_keys(bench), time.process_time()
         await play_floors(bench)
         spent = time.process_time() - started
         turns = sum(episode.turns for episodes in bench.played.values() for episode in episodes)
         for check in CHECKS:
-            await check(bench)
+            if not bench.is_spinning:
+                await check(bench)
         check_unchanged(bench, before)
     return CheckReport(
         bench.spec.id,
