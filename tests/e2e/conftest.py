@@ -28,12 +28,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def verl_python() -> Path:
-    """The interpreter of .venv-verl."""
+def verl_python() -> Iterator[Path]:
+    """The interpreter of .venv-verl; the sockets of vLLM's processes, which are killed, go when the session ends."""
     python = Path(os.environ.get("AGENT_RL_VERL_PYTHON", ROOT / ".venv-verl" / "bin" / "python"))
     if not python.exists():
         missing(f"the tests of the verl backend: {python} is missing; `make setup-verl` makes it")
-    return python
+    short = "ar-vllm-"  # as a socket's path has to be
+    with (
+        tempfile.TemporaryDirectory(prefix=short, ignore_cleanup_errors=True) as sockets,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("VLLM_RPC_BASE_PATH", sockets)
+        yield python
 
 
 @pytest.fixture(scope="session")
