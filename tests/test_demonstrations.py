@@ -11,14 +11,12 @@ import pytest
 import agent_rl as ar
 from agent_rl.backends.embedded.check import check_run, require_demonstrations
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.fresh import lags_behind
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.embedded.warm_start import demonstrate, stored_demonstrations
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.config import load_config
 from agent_rl.core.episode import StopReason
 from agent_rl.policy.scripted import Scripted
-from agent_rl.rollout.evaluation import Rate
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
 from tests.doubles import small_renderer, token_policy
@@ -195,25 +193,6 @@ def test_pretrained_models_clone_if_asked(bare: str, folder: Path, tmp_path: Pat
     assert "12 of 16 demonstrations exceed the context" in (run / "warnings.txt").read_text()
     losses = read_metrics(run / "metrics.jsonl").series("loss")
     assert losses[-1][1] < losses[0][1]
-
-
-@pytest.mark.parametrize(("cloned", "lags"), [(0, True), (3, True), (4, False), (18, False), (200, False)])
-def test_policy_lags_behind_if_half_is_beyond_its_interval(cloned: int, lags: bool) -> None:
-    assert lags_behind(Rate(cloned, 256), Rate(18, 256)) is lags
-    assert not lags_behind(Rate(cloned, 256), Rate(0, 0)), "no reward says what succeeds"
-
-
-def test_run_clones_again_while_its_policy_solves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    warm = SMALL["warm_start"] | {"clone_steps": 3, "clone_rounds": 2}  # type: ignore[operator]
-    run = start_run(config(tmp_path, steps=0, warm_start=warm), Progress())
-    assert "the policy solves 0.0% where its demonstrations solve " in capsys.readouterr().out
-    assert sum(row["kind"] == "cloning" for row in read_metrics(run / "metrics.jsonl")) == 6
-
-
-def test_warm_start_takes_no_more_steps_than_asked_for() -> None:
-    assert WarmStartConfig().clone_rounds == 3
-    assert WarmStartConfig.model_validate({"clone_steps": 600}).clone_rounds == 1
-    assert WarmStartConfig.model_validate({"clone_steps": 600, "clone_rounds": 2}).clone_rounds == 2
 
 
 def test_failed_demonstration_is_named_with_its_place_and_task(bare: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -36,10 +35,8 @@ def trajectories(n: int) -> list[Trajectory]:
     return found
 
 
-def warmed(
-    stop_after: int | None = None, file: Path | None = None, n: int = 6, answers: Iterable[bool] = ()
-) -> tuple[list[WarmStep], torch.Tensor]:
-    """Warm a fresh model up, in as many rounds as the answers say; return the steps taken, and its weights."""
+def warmed(stop_after: int | None = None, file: Path | None = None, n: int = 6) -> tuple[list[WarmStep], torch.Tensor]:
+    """Warm a fresh model up; return the steps taken, as far as the warm start came, and its weights."""
     stop, steps, tokenizer = Stop(print), list[WarmStep](), train_tokenizer(["some words"], 432)
     model = make_model(TINY, len(tokenizer), 0)
 
@@ -47,14 +44,11 @@ def warmed(
         steps.append(step)
         stop.is_asked = len(steps) == stop_after
 
-    kept, told = WarmCheckpoint(file, stop) if file else None, iter(answers)
-    config = CONFIG.model_copy(update={"clone_rounds": 3 if answers else 1})
-    how = {"tokenizer": tokenizer, "seed": 0, "on_step": show, "is_learned": lambda: next(told), "checkpoint": kept}
+    kept = WarmCheckpoint(file, stop) if file else None
     try:
-        warm_start(model, trajectories(n), config, **how)
+        warm_start(model, trajectories(n), CONFIG, tokenizer=tokenizer, seed=0, on_step=show, checkpoint=kept)
     except Interrupted:
         assert stop.is_asked
-    assert next(told, None) is None, "asked after each round that another may follow, and never again"
     return steps, torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -65,17 +59,6 @@ def test_warm_start_goes_on_after_interruptions_in_both_phases(tmp_path: Path) -
     pieces = [warmed(after, file) for after in (2, 1, 3, None)]  # the second ends where the gate is judged next
     assert [step for taken, _ in pieces for step in taken] == steps and len(steps) == 7
     assert torch.equal(pieces[-1][1], weights) and not torch.equal(pieces[-2][1], weights)
-
-
-def test_warm_start_clones_in_rounds_until_all_is_learned(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    file = tmp_path / "run" / "state.pt"
-    steps, weights = warmed(answers=[False, True])
-    assert [(step.step, step.of) for step in steps[3:]] == [(i, 4 if i < 4 else 8) for i in range(8)]
-    pieces = [warmed(9, file, answers=[False]), warmed(None, file, answers=[True])]
-    assert [step for taken, _ in pieces for step in taken] == steps
-    assert torch.equal(pieces[-1][1], weights) and not torch.equal(warmed()[1], weights)
-    assert len(warmed(answers=[False, False])[0]) == 3 + 3 * 4
 
 
 def test_warm_start_refuses_the_state_of_another(tmp_path: Path) -> None:

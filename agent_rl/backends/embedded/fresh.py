@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,15 +9,13 @@ from agent_rl.backends.embedded.actor import Actor, actor_of, new_tokenizer
 from agent_rl.backends.embedded.check import evaluated_tasks
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
-from agent_rl.backends.embedded.warm_start import demonstrate, scripted_jobs, stored_demonstrations
+from agent_rl.backends.embedded.warm_start import demonstrate, stored_demonstrations
 from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
 from agent_rl.rendering.chat_format import require_text
-from agent_rl.rollout.evaluation import Rate, summarise
-from agent_rl.rollout.pool import run_jobs
 
 TOKENIZER_EPISODES = 1000
 """How many demonstrations a fresh model's tokenizer is trained on."""
@@ -26,8 +23,6 @@ MEASURED = 100
 """How many of them its context is made for."""
 SHORTEST_CONTEXT = 256
 """Tokens."""
-COMPARED = 256
-"""Tasks that a cloned policy plays, to be compared with its demonstrations."""
 
 
 def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
@@ -68,20 +63,3 @@ def demonstrations_of(
     for episode in found:
         require_text(episode.messages, env.id)
     return found
-
-
-def cloned_success(env: EnvSpec, config: TrainConfig, actor: Actor, after: int) -> Rate:
-    """Return what a cloned policy solves of `COMPARED` tasks that come `after` those of so many demonstrations."""
-    rollout, engine = config.rollout, actor.engine
-    jobs = scripted_jobs(env, range(after, after + COMPARED), config.split, config.seed, config.env_args)
-    params = actor.params(config.eval.sampled(rollout), rollout.max_tokens)
-    policy = actor.policy(params, rollout.interrupt, rollout.shorten, rollout.delegate)
-    engine.update_weights(0)
-    played = asyncio.run(run_jobs(jobs, policy, concurrency=engine.slots))
-    engine.release_weights()
-    return summarise(played).success
-
-
-def lags_behind(cloned: Rate, shown: Rate) -> bool:
-    """Whether a policy surely solves less than half of what its demonstrations do."""
-    return cloned.interval[1] < shown.value / 2

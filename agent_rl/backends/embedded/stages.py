@@ -16,7 +16,7 @@ from agent_rl.backends.embedded.actor import Actor, actor_of, fine_tune, load_re
 from agent_rl.backends.embedded.checkpoint import best_evaluation, save_best, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.data_parallel import in_processes
-from agent_rl.backends.embedded.fresh import COMPARED, cloned_success, demonstrations_of, fresh_actor, lags_behind
+from agent_rl.backends.embedded.fresh import demonstrations_of, fresh_actor
 from agent_rl.backends.embedded.live_run import LiveRun
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.trainer import Trainer
@@ -29,7 +29,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.model_files import written
 from agent_rl.rollout import summarise
-from agent_rl.rollout.evaluation import Evaluation, Rate
+from agent_rl.rollout.evaluation import Evaluation
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.runs.commands import command, rollout_command
 from agent_rl.runs.diagnosis import Diagnosis
@@ -134,15 +134,6 @@ def _warm_up(run: LiveRun, actor: Actor) -> None:
         run.metrics.write(step.phase, step.step, {"loss": step.loss})
         run.progress.phase(step.phase, step.step, step.of, f"loss {step.loss:.3f}")
 
-    def is_learned() -> bool:
-        """Whether the policy does about as the environment's demonstrations; say so if it does not."""
-        if source is not None or not lags_behind(Rate(0, COMPARED), success):  # no policy could be told from them
-            return True
-        cloned = cloned_success(run.env, config, actor, n)
-        if lags := lags_behind(cloned, success):
-            say(f"  the policy solves {cloned.share} where its demonstrations solve {success.share}: cloning goes on")
-        return not lags
-
     fitting = _fitting(run, demonstrations, actor.engine.context_limit)
     run.say_how_to_resume()
     actor.engine.release_weights()
@@ -155,7 +146,6 @@ def _warm_up(run: LiveRun, actor: Actor) -> None:
         token_budget=config.forward_tokens,
         precision=config.precision if config.start_from else PrecisionConfig(),
         on_step=show,
-        is_learned=is_learned,
         checkpoint=WarmCheckpoint(run.folder / WARM, run.stop),
     )
 

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -64,24 +64,17 @@ def demonstrate(
     Raises:
         ConfigError: if the environment has no demonstrations.
     """
-    jobs = scripted_jobs(env, range(n), split, seed, env_args or {})
+    tasks, origin = env.tasks.stream(split, seed), Origin("demonstration", split)
+    assigned = (assign(env, env_args or {}, tasks.at(position)) for position in range(n))
+    jobs = [
+        Job(spec, task, episode_seed(seed, task, i), env_args=args, origin=origin)
+        for i, (spec, args, task) in enumerate(assigned)
+    ]
     episodes = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
     for job, episode in zip(jobs, episodes, strict=True):
         if episode.error is not None:
             raise ConfigError(_what_broke(job.spec, episode, episode.error))
     return episodes
-
-
-def scripted_jobs(
-    env: EnvSpec, places: Iterable[int], split: str, seed: int, env_args: Mapping[str, JSON]
-) -> list[Job]:
-    """Return the episodes of tasks at some places of a split's order."""
-    tasks, origin = env.tasks.stream(split, seed), Origin("demonstration", split)
-    assigned = ((place, assign(env, env_args, tasks.at(place))) for place in places)
-    return [
-        Job(spec, task, episode_seed(seed, task, place), env_args=args, origin=origin)
-        for place, (spec, args, task) in assigned
-    ]
 
 
 def _what_broke(env: EnvSpec, episode: Episode, error: Failure) -> str:
@@ -187,16 +180,14 @@ def warm_start(
     token_budget: int = 2**31,
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
     on_step: Callable[[WarmStep], None] = lambda _: None,
-    is_learned: Callable[[], bool] = lambda: True,
     checkpoint: WarmCheckpoint | None = None,
 ) -> None:
     """Train a model in place on trajectories of scripted episodes, in micro-batches of `token_budget` padded tokens.
 
     What a fork repeats of its parent is learned there only. The special tokens, space and newline of the tokenizer
     separate the strings to copy. The seed is of the order of demonstrations and of these strings. `on_step` is called
-    after every step, `is_learned` after a round of cloning: another one follows unless it says so. Steps that
-    `checkpoint` remembers are not taken again: their batches are drawn and passed over, so that those behind them are
-    what they would have been.
+    after every step. Steps that `checkpoint` remembers are not taken again: their batches are drawn and passed over, so
+    that those behind them are what they would have been.
 
     Raises:
         ConfigError: if there are no demonstrations.
@@ -216,12 +207,12 @@ def warm_start(
 
     if checkpoint is not None:
         checkpoint.restore(model, optimizer, [len(rows), sum(len(ids) for ids, _ in rows)])
-    taken = deque(checkpoint.losses if checkpoint else ())
+    taken = iter(checkpoint.losses.copy() if checkpoint else ())
 
     def learn(phase: str, step: int, of: int, batch: _Rows, scale: float) -> float:
         """Take a step, unless it was taken before an interruption; return its loss."""
-        if taken:
-            return taken.popleft()
+        if (before := next(taken, None)) is not None:
+            return before
         loss = _backward(model, optimizer, batch, config, token_budget, precision)
         optimizer.step(scale)
         on_step(WarmStep(phase, step, of, loss))
@@ -238,14 +229,10 @@ def warm_start(
             break
     copies = min(round(config.batch * config.copy_share), config.batch - 1)
     order = _epochs(rows, config.batch - copies, random)
-    for done in range(0, config.clone_rounds * config.clone_steps, max(1, config.clone_steps)):
-        if done and not taken and is_learned():
-            break
-        warmed = 0 if done else config.optimizer.warmup_steps  # by copying
-        for step in range(config.clone_steps):
-            batch = next(order) + _copies(copies, alphabet, separators, random)
-            scale = schedule(config.optimizer, step + warmed, config.clone_steps)
-            learn("cloning", done + step, done + config.clone_steps, batch, scale)
+    for step in range(config.clone_steps):
+        batch = next(order) + _copies(copies, alphabet, separators, random)
+        scale = schedule(config.optimizer, step + config.optimizer.warmup_steps, config.clone_steps)
+        learn("cloning", step, config.clone_steps, batch, scale)
 
 
 def _backward(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.config import Section, filled_in
@@ -50,24 +50,12 @@ class WarmStartConfig(Section):
     """The part of a cloning batch that is still copying, beside one demonstration at least; 0 with `start_from`."""
     clone_steps: int = Field(600, ge=0)
     """With `start_from` 0, no warm start, or 100 if `episodes` are given."""
-    clone_rounds: int = Field(3, ge=1)
-    """Of `clone_steps` each, at most: another one follows while the policy surely (95 % of Wilson's intervals) solves
-    less than half as much, of 256 other tasks, as the environment's own demonstrations do. 1 where `clone_steps` is
-    given, or `start_from`."""
     env_weight: float = Field(0.2, ge=0, le=1)
     """The weight of the tokens that the demonstrator did not write; 0 with `start_from`."""
     balance: float = Field(0.02, ge=0)
     """The weight of the load-balancing loss of a mixture of experts, see `routing.balance_loss`; a dense model has
     none. With 0 the busiest of 8 experts got 2.8 times its share after 200 steps of cloning, with 0.02 1.2 times."""
     optimizer: WarmStartOptimizerConfig = WarmStartOptimizerConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_many_as_given(cls, given: object) -> object:
-        """Take no more steps than were asked for."""
-        if isinstance(given, Mapping) and "clone_steps" in given:
-            return filled_in(given, {"clone_rounds": 1})
-        return given
 
 
 _PRETRAINED: Mapping[str, object] = {
