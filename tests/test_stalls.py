@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent_rl.algorithms.config import AlgorithmConfig
@@ -148,6 +149,38 @@ def test_collapse_is_one_of_the_last_steps_only() -> None:
     first = next(step for step, names in enumerate(named) if "collapse" in names)
     assert first <= WINDOW + SHORT
     assert named[-1] == ["plateau"]  # what keeps it there now, and no more what brought it there
+
+
+def drawn(course: Callable[[float], float], steps: int, seed: int) -> Iterator[dict[str, float]]:
+    """Yield the steps of a run on 16 tasks of which a policy solves most always or never, which is all that differs."""
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        mean = course(step / steps)
+        solved = rng.binomial(8, rng.beta(mean, 1 - mean, 16)) / 8
+        yield healthy(step / steps) | {"rollout/success": solved.mean(), "rollout/reward": solved.mean()}
+
+
+DRAWN: list[tuple[str, Callable[[float], float], bool]] = [
+    ("plateau", lambda at: 0.2 + 0.7 * at, False),
+    ("collapse", lambda at: 0.35, False),
+    ("collapse", lambda at: 0.7 if at < 0.5 else 0.05, True),
+    ("plateau", lambda at: min(0.5, 0.2 + 3 * at), True),
+]
+
+
+@pytest.mark.parametrize(("name", "course", "is_one"), DRAWN)
+def test_luck_of_tasks_is_no_stall(name: str, course: Callable[[float], float], is_one: bool) -> None:
+    found = 0
+    for seed in range(20):
+        steps = [*drawn(course, 80, seed)]
+        found += any(name in dict(find_stalls(steps[:n])) for n in range(SHORT, 81))
+    assert (found >= 16) if is_one else (found <= 2), found
+
+
+def test_stored_episodes_are_of_any_policy() -> None:
+    steps = [{"train/rollout_gap": 0.5}] * SHORT
+    assert [name for name, _ in find_stalls(steps)] == ["mismatch"]
+    assert not [*find_stalls([step | {"perf/read_s": 0.1} for step in steps])]
 
 
 def test_stall_of_resumed_run_is_found_in_its_stored_steps(tmp_path: Path) -> None:

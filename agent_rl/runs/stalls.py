@@ -1,13 +1,16 @@
 """Stalls: what goes wrong over many steps, found in a run's metrics, with the way out.
 
 `diagnosis` names what keeps single steps from learning; this module names what only a course shows. Every rule compares
-means over windows of steps, so that one odd batch names nothing.
+means over windows of steps, so that one odd batch names nothing. Success also depends on which tasks were drawn:
+how much it differs from step to step says how much.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
 
 from agent_rl.core.sandbox_loss import COUNTS_AS
 
@@ -21,11 +24,14 @@ MEMORY = 5
 SHORT = 3
 """Steps of a short window, for what should not wait."""
 PROGRESS = 0.02
-"""What success has to gain from window to window; with 128 episodes a step its standard error is 0.018 at most."""
+"""What success has to gain from window to window. Of ten steps of 128 episodes, the gain's standard error is 0.02, and
+0.04 if they are of 16 tasks that are solved always or never: windows are longer then, up to half of the memory."""
 SOLVED = 0.95
 """Above it, no progress is no stall."""
 FALL = 0.25
 """A fall of success by this, and by half, is a collapse."""
+LUCK = 5.0
+"""Standard errors of a fall that luck may bring about: of many short windows, the best is compared with the last."""
 FEW_ROWS = 0.25
 """With a smaller share of rows that have a gradient, a batch is mostly wasted."""
 MANY_ALIKE = 0.5
@@ -72,7 +78,7 @@ def _collapse(steps: Steps) -> Iterator[tuple[str, str]]:
         return
     windows = ((_mean(steps[at : at + SHORT], "rollout/success"), at) for at in range(len(steps) - SHORT))
     best, at = max(((mean, at) for mean, at in windows if mean is not None), default=(0.0, 0))
-    if best - now < FALL or now > best / 2:
+    if best - now < max(FALL, LUCK * _noise(steps) * math.sqrt(2 / SHORT)) or now > best / 2:
         return
     then, norm = (_mean(some, "train/grad_norm") for some in (steps[at : at + SHORT], steps[-SHORT:]))
     grown = (
@@ -89,7 +95,7 @@ def _collapse(steps: Steps) -> Iterator[tuple[str, str]]:
 def _mismatch(steps: Steps) -> Iterator[tuple[str, str]]:
     """Training that scores the tokens as another policy's."""
     gap = _mean(steps[-SHORT:], "mismatch/gap_mean", "train/rollout_gap")
-    if gap is None or gap <= GAP or len(steps) < SHORT:
+    if gap is None or gap <= GAP or len(steps) < SHORT or "perf/read_s" in steps[-1]:  # stored: of any
         return
     fresh = _mean(steps[-SHORT:], "policy_version/staleness_0")
     way_out = (
@@ -171,9 +177,12 @@ def _length(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
 
 def _plateau(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
     """No progress, with the most likely reason."""
-    last = steps[-window:]
-    gain, success = _gain(steps, window), _mean(last, "rollout/success")
-    if len(steps) < 2 * window or gain is None or success is None or gain >= PROGRESS or success >= SOLVED:
+    noise = _noise(steps)
+    window = max(window, min(MEMORY * window // 2, math.ceil(4 * (noise / PROGRESS) ** 2)))
+    gain, success = _gain(steps, window), _mean(last := steps[-window:], "rollout/success")
+    if len(steps) < 2 * window or gain is None or success is None or success >= SOLVED:
+        return
+    if gain >= min(PROGRESS, 2 * PROGRESS - noise * math.sqrt(2 / window)):  # beyond it, luck may hide progress
         return
     same, repeated, mixed = (_mean(last, f"rollout/{name}") for name in ("same_answer", "repeated", "groups_mixed"))
     with_gradient, entropy = (_mean(last, name) for name in ("train/with_gradient", "train/entropy"))
@@ -209,6 +218,17 @@ def _gain(steps: Steps, window: int, name: str = "rollout/success") -> float | N
     """Return what the last window has more of a metric than the one before it."""
     now, before = (_mean(some, name) for some in (steps[-window:], steps[-2 * window : -window]))
     return None if now is None or before is None else now - before
+
+
+def _noise(steps: Steps) -> float:
+    """Return the standard deviation of a step's success about its course: by second differences, 0 for a line.
+
+    By their median, as a collapse is no noise.
+    """
+    values = [x for step in steps if (x := _value(step, "rollout/success")) is not None and math.isfinite(x)]
+    moves = [after - before for before, after in pairwise(values)]
+    bends = [abs(after - before) for before, after in pairwise(moves)]
+    return median(bends) / (0.6745 * math.sqrt(6)) if bends else 0.0
 
 
 def _mean(steps: Steps, *names: str) -> float | None:
