@@ -161,6 +161,13 @@ def test_entropy_bonus_keeps_rows_without_advantage():
     assert entropy.grad is not None and entropy.grad[batch.rows.loss_mask].tolist() == pytest.approx([-0.5 / 8] * 8)
 
 
+@pytest.mark.parametrize("penalty", [{"entropy": 0.5}, {"kl": {"where": "loss"}}])
+def test_penalty_keeps_only_rows_that_count(penalty):
+    algorithm = Algorithm(AlgorithmConfig(count_zero_advantage=False, **penalty))
+    batch, whole = weigh(algorithm, algorithm.experience(group_episodes(EPISODES)))
+    assert batch.rows.episode.tolist() == [0, 1] and whole.tokens == 8  # the tie's rows have no gradient of anything
+
+
 def kl_rows(**kl: object) -> tuple[Algorithm, Experience, ScoredRows]:
     """Two equal episodes; the reference gives each of their sampled tokens e^.5 times the probability."""
     algorithm = Algorithm(AlgorithmConfig(kl=kl, advantage="returns", objective="reinforce"))

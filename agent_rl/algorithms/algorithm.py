@@ -132,7 +132,7 @@ class Algorithm(Requirements):
             learns = rows.sum(critic.valued) > 0
         always = config.entropy or config.kl.where == "loss"
         has_gradient = (rows.sum(differs) > 0) & (rows.sum(batch.weights != 0) > 0)
-        wanted = rows.sum(trained) > 0 if always else has_gradient | learns
+        wanted = (rows.sum(counted) > 0 if always else has_gradient) | learns
         if self.reads_episodes:  # a row without a gradient is part of its episode's ratio
             wanted = torch.zeros_like(x.kept).index_fill(0, rows.episode[wanted], True)[rows.episode]
         return batch, batch.denominators, wanted
