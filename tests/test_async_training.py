@@ -18,13 +18,14 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.group_sampling import greedy_of
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode
-from agent_rl.errors import CheckpointError
+from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.registry import spec
+from agent_rl.runs.folder import read_config
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.codec import dump_line
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
-from tests.runs import assert_same_run, config, weights, whole_and_killed
+from tests.runs import SMALL, assert_same_run, config, weights, whole_and_killed
 
 VINE = {"advantage": "state-values", "vine": {"continuations": 2, "max_episodes": 12}}
 REMAX = {"advantage": "over-greedy"}
@@ -140,6 +141,16 @@ def test_one_step_off_resumes_bit_for_bit(
     assert aged and all(found == {f"mismatch/age_{min(s, k)}"} for s, found in aged)
     start = load_actor(talker).model.state_dict()
     assert any(not torch.equal(start[name], value) for name, value in weights(killed).items())
+
+
+def test_batch_sampled_ahead_keeps_its_temperature(
+    talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmer = {**SMALL["rollout"], "final_temperature": 3.0}  # type: ignore[dict-item]
+    _, killed = whole_and_killed(settings(tmp_path, talker, 1, {}, rollout=warmer), monkeypatch)
+    with pytest.raises(ConfigError, match=r"step 3 is sampled already, at the temperature 2.333 .* in 4 steps"):
+        resume_run(killed, Progress(), steps=8)
+    assert read_config(killed, TrainConfig).steps == 4
 
 
 @pytest.mark.sandbox

@@ -63,7 +63,7 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
         ConfigError: if a change has no meaning, or the run has taken more steps.
     """
     folder = folder.resolve()
-    config = read_config(folder, TrainConfig)
+    config = before = read_config(folder, TrainConfig)
     if changes:
         config = with_settings(config, changes)
     device_of(config.device)
@@ -88,6 +88,13 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
         restore(checkpoint, trainer)
         if trainer.step > config.steps:
             raise ConfigError(f"steps={config.steps}: the run has taken {trainer.step}; name as many, or more")
+        for step in range(trainer.step, trainer.step + len(trainer.ahead)):
+            if config.temperature_at(step) != (sampled := before.temperature_at(step)):
+                raise ConfigError(
+                    f"steps={config.steps}: step {step + 1} is sampled already, at the temperature {sampled:.4g} that "
+                    f"rollout.final_temperature gives it in {before.steps} steps: resume without it to the end, then "
+                    "with more steps"
+                )
         if changes:
             save_config(folder, config)
         run.rewind(trainer.step)
