@@ -138,6 +138,25 @@ def test_frozen_parameters_take_no_gradient(freeze: dict[str, object], trained: 
         freeze_parameters(tiny(), FreezeConfig(layers=3))
 
 
+def test_frozen_layers_keep_positions_from_learning() -> None:
+    model = make("gpt2")
+    freeze_parameters(model, FreezeConfig(layers=1))
+    score_tokens(model, IDS).logprobs.mean().backward()
+    assert model.transformer.wpe.weight.grad is None and model.transformer.wte.weight.grad is not None  # as the head
+
+
+def test_checkpointed_layers_drop_nothing() -> None:
+    model = make("opt")
+    for layer in model.model.decoder.layers:
+        layer.dropout = 0.5
+    expected = score_tokens(model, IDS).logprobs
+    with checkpointed(model):
+        found = score_tokens(model, IDS).logprobs
+    assert torch.equal(found, expected)
+    pairs = (torch.autograd.grad(x.mean(), [*model.parameters()], allow_unused=True) for x in (found, expected))
+    assert all(a is b or torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+
+
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
 def test_checkpointed_layers_keep_gradients_and_less(architecture: str) -> None:
     found = []

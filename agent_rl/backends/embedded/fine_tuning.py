@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -47,8 +48,8 @@ class FreezeConfig(Section):
     embeddings: bool = False
     """The input embeddings, and a head that is tied to them."""
     layers: int = Field(0, ge=0)
-    """The first ones. Gradients end above them, so that the embeddings learn nothing from below; a head that is tied to
-    them still trains them."""
+    """The first ones. Gradients end above them, so that embeddings, those of positions among them, learn nothing from
+    below; a head that is tied to them still trains them."""
 
 
 _MORE_THAN_LINEAR = re.compile("Router|Grouped")
@@ -138,6 +139,7 @@ def freeze_parameters(model: PreTrainedModel, freeze: FreezeConfig) -> None:
         if freeze.layers > len(layers):
             raise ConfigError(f"freeze.layers={freeze.layers}: the model has {len(layers)}")
         layers[: freeze.layers].requires_grad_(False)
+        layers[freeze.layers - 1].register_forward_hook(_cut)  # what is added to the embeddings: GPT-2's positions
     tied = head_of(model).weight is embeddings.weight
     if freeze.embeddings or (freeze.layers and not tied):
         embeddings.weight.requires_grad_(False)
@@ -171,8 +173,8 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
 def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     """Keep no activations of layers in the forward passes inside: their backward computes them again.
 
-    transformers does so for a layer in training mode; only the layers themselves are put into it, so that no dropout
-    below them begins.
+    transformers does so for a layer in training mode. Only the layers themselves are put into it, and they leave it
+    before they compute, here and again in the backward, so that no dropout begins.
 
     Raises:
         ConfigError: if transformers can't do it for this model.
@@ -181,14 +183,35 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
 
     enable_checkpointing(model)
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    for layer in layers:
-        layer.training = True
+    checkpoints = [layer._gradient_checkpointing_func for layer in layers]
+    for layer, checkpoint in zip(layers, checkpoints, strict=True):
+        layer.training, layer._gradient_checkpointing_func = True, partial(_spared, layer, checkpoint)
     try:
         yield
     finally:
-        for layer in layers:
-            layer.training = False
+        for layer, checkpoint in zip(layers, checkpoints, strict=True):
+            layer.training, layer._gradient_checkpointing_func = False, checkpoint
 
 
-def _cut(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _spared(
+    layer: nn.Module, checkpoint: Callable[..., object], compute: Callable[..., object], *inputs: object
+) -> object:
+    """Checkpoint a layer that leaves training mode while it computes."""
+
+    def evaluated(*inputs: object) -> object:
+        before, layer.training = layer.training, False
+        try:
+            return compute(*inputs)
+        finally:
+            layer.training = before
+
+    return checkpoint(evaluated, *inputs)
+
+
+def _cut(
+    module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | tuple[object, ...]
+) -> Tensor | tuple[object, ...]:
+    """Let no gradient through; some families' layers return more than states."""
+    if isinstance(output, tuple):
+        return tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in output)
     return output.detach()
