@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from agent_rl.backends.embedded.actor import load_actor, make_actor
+from agent_rl.backends.embedded.config import ModelConfig
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.core.messages import Message
 from agent_rl.rendering import load_renderer, train_tokenizer
+from agent_rl.rendering.config import RendererConfig
 from agent_rl.rendering.generation import text_ends
 
 TEMPLATE = """
@@ -79,3 +83,16 @@ def test_text_ends_takes_what_the_hub_has_sent(tmp_path: Path, monkeypatch: pyte
     kept = {"org/model": str(file), "org/none": object()}  # the hub has none of the second
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name: kept[model])
     assert text_ends("org/model") == {3, 5} and text_ends("org/none") == frozenset()
+
+
+def test_checkpoint_ends_replies_where_its_run_did(loaded: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    model = make_model(ModelConfig(layers=1, hidden=32, intermediate=48, heads=2, kv_heads=1), len(loaded), 0)
+    own = json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"]
+    for folder in (tmp_path, tmp_path / "bare"):  # with a generation_config.json and without
+        loaded.name_or_path = str(folder)
+        run = make_actor(model, loaded, context=64, renderer=RendererConfig(name="template"))
+        run.save(tmp_path / "checkpoint")
+        again = load_actor(tmp_path / "checkpoint", context=64)
+        assert again.renderer.stop_ids == run.renderer.stop_ids
+        ends = {*again.model.generation_config.eos_token_id}
+        assert ends == {*run.renderer.stop_ids, *(own if folder == tmp_path else ())} and len(ends) > 1

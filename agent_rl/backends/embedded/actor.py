@@ -29,6 +29,7 @@ from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.base import Renderer
 from agent_rl.rendering.by_name import remember_renderer
 from agent_rl.rendering.config import RendererConfig
+from agent_rl.rendering.generation import text_ends
 from agent_rl.rendering.hermes import write_call
 
 OTHERS_MAX_TOKENS = 1024
@@ -92,7 +93,16 @@ def make_actor(
         remember_renderer(tokenizer, renderer)
     loaded = load_renderer(tokenizer, renderer)
     require_rows(tokenizer, loaded, rows_of(model))
+    _remember_ends(model, tokenizer, loaded)
     return Actor(model, tokenizer, loaded, engine)
+
+
+def _remember_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, renderer: Renderer) -> None:
+    """Name what ends a reply in the generation config, beside the model's own: a checkpoint ends replies as its run."""
+    ends = renderer.stop_ids | text_ends(tokenizer.name_or_path)
+    first = {tokenizer.eos_token_id} & ends  # which transformers takes for a missing padding token
+    ordered = [*first, *sorted(ends - first)]
+    model.generation_config.eos_token_id = ordered[0] if len(ordered) == 1 else ordered
 
 
 def require_rows(tokenizer: PreTrainedTokenizerBase, renderer: Renderer, rows: int) -> None:
