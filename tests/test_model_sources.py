@@ -13,7 +13,7 @@ import peft
 import pytest
 import torch
 from gguf import GGUFWriter
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 import agent_rl as ar
 from agent_rl.cli import main
@@ -244,3 +244,23 @@ def test_engine_leaves_a_models_several_ends_of_a_reply(
     assert loaded.dtype == torch.float32 and engine.vocab_size == len(tokenizer) + 5
     assert loaded.generation_config.eos_token_id == [tokenizer.eos_token_id, 7]
     assert loaded.config.eos_token_id == tokenizer.eos_token_id and loaded.config.pad_token_id is None
+
+
+def test_model_of_quantised_weights_is_refused(
+    tmp_path: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    save(tmp_path / "whole", model, tokenizer)
+    packing = BitsAndBytesConfig(load_in_8bit=True)
+    packed = Qwen2ForCausalLM.from_pretrained(tmp_path / "whole", quantization_config=packing)
+    save(tmp_path / "packed", packed, tokenizer)
+    with pytest.raises(
+        CheckpointError, match=r"its weights are packed by bitsandbytes, .* unpacked only; take another"
+    ):
+        load_model(tmp_path / "packed")
+
+
+def test_load_model_holds_all_weights_in_one_format(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    make("ernie4_5_moe").save_pretrained(tmp_path)  # whose routers transformers keeps in float32
+    tokenizer.save_pretrained(tmp_path)
+    loaded, _ = load_model(tmp_path, dtype="bfloat16")
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}

@@ -39,7 +39,7 @@ def load_model(
     `merged` into its weights or beside them. A GGUF file's weights are dequantised.
 
     Raises:
-        CheckpointError: if there is no model, or a damaged one.
+        CheckpointError: if there is no model, or a damaged one, or one whose weights are quantised.
         ConfigError: if this machine has no such device.
     """
     require_model(folder)
@@ -76,7 +76,11 @@ def _read(folder: str | Path, dtype: str) -> PreTrainedModel:
         options["quantization_config"] = packed(dequantize=True)
     with _reading:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(**options)
-    return model
+    if getattr(model, "is_quantized", False):
+        packed_by = model.config.quantization_config.quant_method
+        named = getattr(packed_by, "value", packed_by)
+        raise ValueError(f"its weights are packed by {named}, and are sampled and trained unpacked only")
+    return in_format(model, dtype)  # transformers leaves some wider: routers of ERNIE 4.5
 
 
 def _made_of(folder: str | Path, weights: dict[str, Tensor], dtype: str) -> PreTrainedModel:
