@@ -18,7 +18,7 @@ from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase, Qwen2Confi
 import agent_rl as ar
 from agent_rl.cli import main
 from agent_rl.engines import model_files
-from agent_rl.engines.embedded.model_folder import load_model, make_engine
+from agent_rl.engines.embedded.model_folder import load_model, make_engine, save_model
 from agent_rl.errors import CheckpointError
 from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.rendering import train_tokenizer
@@ -264,3 +264,17 @@ def test_load_model_holds_all_weights_in_one_format(tmp_path: Path, tokenizer: P
     tokenizer.save_pretrained(tmp_path)
     loaded, _ = load_model(tmp_path, dtype="bfloat16")
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+
+
+def test_saved_model_keeps_a_temperature_that_nothing_uses(
+    tmp_path: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    save(tmp_path, model, tokenizer)
+    own = {"eos_token_id": [7], "temperature": 0.6}  # without do_sample
+    (tmp_path / "generation_config.json").write_text(json.dumps(own))
+    loaded, tokenizer = load_model(tmp_path)
+    make_engine(loaded, tokenizer, slots=1, context=64)  # changes its ends
+    save_model(loaded, tokenizer, tmp_path / "saved")
+    written = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert written["temperature"] == loaded.generation_config.temperature == 0.6
+    load_model(tmp_path / "saved")

@@ -99,9 +99,19 @@ def _made_of(folder: str | Path, weights: dict[str, Tensor], dtype: str) -> PreT
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a model, or its adapter, and its tokenizer, in the format that `transformers` loads."""
-    model.save_pretrained(folder)
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        model.generation_config = own
+    write_generation(own, folder)
     tokenizer.save_pretrained(folder)
     share_weights(folder)
+
+
+def write_generation(config: GenerationConfig, folder: str | Path) -> None:
+    """Write how a model generates; transformers' own way refuses what many models come with, an unused temperature."""
+    config.to_json_file(Path(folder) / "generation_config.json", keys_to_pop=["compile_config"])
 
 
 def in_format(model: PreTrainedModel, dtype: str) -> PreTrainedModel:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agent_rl.concurrency import LoopThread
 from agent_rl.core.messages import JSON
 from agent_rl.engines.embedded.adapters import merged_parameters
+from agent_rl.engines.embedded.model_folder import write_generation
 from agent_rl.engines.stateless import EngineOutput, Settings, StatelessEngine, StatelessSession
 from agent_rl.engines.vllm.in_process import LocalEngine
 from agent_rl.engines.vllm.receiver import Place
@@ -63,7 +64,7 @@ class SyncedEngine:
             config = copy.deepcopy(model.config)
             config.architectures = [type(model).__name__]
             config.save_pretrained(folder)
-            model.generation_config.save_pretrained(folder)
+            write_generation(model.generation_config, folder)
             tokenizer.save_pretrained(folder)
             self._client = LocalEngine(folder, context, _arguments(model, slots, arguments))
             self._loop = LoopThread("vllm")
