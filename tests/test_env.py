@@ -195,6 +195,17 @@ def test_mixin_adds_tools_and_rewards():
     assert "hint" in [t.name for t in Both().tools]
 
 
+def test_reward_in_place_of_a_method_is_a_definition_error():
+    with pytest.raises(
+        DefinitionError, match=r'Grade.score is a reward in the place of Env.score.* @ar.reward\(name="score"\)'
+    ):
+
+        class Grade(Env):
+            @reward
+            def score(self, episode):
+                return 1.0
+
+
 def test_tool_in_place_of_a_method_is_a_definition_error():
     with pytest.raises(
         DefinitionError, match=r'Walk.step is a tool in the place of ToolEnv.step.* @tool\(name="step"\)'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import reprlib
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Iterable, Mapping, Sequence
 from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -34,11 +34,7 @@ def _collect_tools(cls: type[ToolEnv]) -> dict[str, AnyTool]:
         what = "one tool" if isinstance(cls.extra_tools, Tool) else repr(cls.extra_tools)
         raise DefinitionError(f"{cls.__name__}.extra_tools is {what}: write a tuple of tools, extra_tools = (tool,)")
     own = dict(declared_members(cls, _is_tool, "@tool"))
-    if taken := [name for name in own if hasattr(ToolEnv, name)]:
-        raise DefinitionError(
-            f"{cls.__name__}.{taken[0]} is a tool in the place of ToolEnv.{taken[0]}, which it would replace: call the "
-            f'method otherwise, and the tool by @tool(name="{taken[0]}")'
-        )
+    _refuse_replacing(cls, own, "tool", "@tool")
     for tool in [*own.values(), *cls.extra_tools]:
         if not isinstance(tool, Tool):
             raise DefinitionError(
@@ -50,6 +46,16 @@ def _collect_tools(cls: type[ToolEnv]) -> dict[str, AnyTool]:
             )
         tools[tool.spec.name] = tool
     return tools
+
+
+def _refuse_replacing(cls: type[Env], names: Iterable[str], kind: str, decorator: str) -> None:
+    """Refuse what has a decorator and the name of a method of `Env` or `ToolEnv`."""
+    ours = next(base for base in cls.__mro__ if base.__module__ == __name__)
+    if taken := [name for name in names if hasattr(ours, name)]:
+        raise DefinitionError(
+            f"{cls.__name__}.{taken[0]} is a {kind} in the place of {ours.__name__}.{taken[0]}, which it would "
+            f'replace: call the method otherwise, and the {kind} by {decorator}(name="{taken[0]}")'
+        )
 
 
 def _is_tool(member: object) -> bool:
@@ -95,6 +101,8 @@ class Env:
     def collect_rewards(cls) -> None:
         """List the components of the reward, of a class that got another one, too."""
         cls.reward_components, cls.group_reward_components = collect_rewards(cls)
+        components = (*cls.reward_components, *cls.group_reward_components)
+        _refuse_replacing(cls, (c.attribute for c in components), "reward", "@ar.reward")
         cls.is_judged = any(c.is_judged for c in cls.reward_components)
 
     def reset(self, task: Task, rng: np.random.Generator) -> Observation | Awaitable[Observation]:
