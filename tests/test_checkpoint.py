@@ -124,6 +124,7 @@ def test_checkpoint_that_does_not_fit_keeps_the_one_before(tmp_path: Path, save:
         (SafetensorError("I/O error: Permission denied (os error 13)"), "give the rights to write there, and continue"),
         (OSError(errno.EROFS, "Read-only file system"), "let the file system be written to, and continue the run"),
         (OSError(errno.ENOSPC, "No space left on device"), "make room, and continue the run"),
+        (ValueError("GenerationConfig is invalid"), "mend what it says, and continue the run"),
     ],
 )
 def test_written_names_the_way_out_of_the_error(error: Exception, way_out: str, tmp_path: Path) -> None:

@@ -167,6 +167,8 @@ def written(path: Path, way_out: str = RESUME) -> Iterator[None]:
         found = _OS_ERROR.search(str(error))
         number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
         mend, room = _MENDS.get(number or 0), ""
+        if isinstance(error, TypeError | ValueError | LookupError | AttributeError):
+            mend = "mend what it says"  # of the model or its settings, not of the disk
         if mend is None:
             free = shutil.disk_usage(next(filter(Path.exists, path.parents))).free >> 20
             mend, room = "make room", f" with {free} MiB free"
