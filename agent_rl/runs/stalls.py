@@ -25,7 +25,8 @@ SHORT = 3
 """Steps of a short window, for what should not wait."""
 PROGRESS = 0.02
 """What success has to gain from window to window. Of ten steps of 128 episodes, the gain's standard error is 0.02, and
-0.04 if they are of 16 tasks that are solved always or never: windows are longer then, up to half of the memory."""
+0.04 if they are of 16 tasks that are solved always or never: where nothing else speaks for a stall, windows are longer
+then, up to half of the memory."""
 SOLVED = 0.95
 """Above it, no progress is no stall."""
 FALL = 0.25
@@ -177,31 +178,41 @@ def _length(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
 
 def _plateau(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
     """No progress, with the most likely reason."""
-    noise = _noise(steps)
-    window = max(window, min(MEMORY * window // 2, math.ceil(4 * (noise / PROGRESS) ** 2)))
-    gain, success = _gain(steps, window), _mean(last := steps[-window:], "rollout/success")
+    last = steps[-window:]
+    gain, success = _gain(steps, window), _mean(last, "rollout/success")
     if len(steps) < 2 * window or gain is None or success is None or success >= SOLVED:
-        return
-    if gain >= min(PROGRESS, 2 * PROGRESS - noise * math.sqrt(2 / window)):  # beyond it, luck may hide progress
         return
     same, repeated, mixed = (_mean(last, f"rollout/{name}") for name in ("same_answer", "repeated", "groups_mixed"))
     with_gradient, entropy = (_mean(last, name) for name in ("train/with_gradient", "train/entropy"))
     stalled = f"{window} steps without progress at {success:.0%} success"
-    if same is not None and same > MANY_ALIKE:
+    share = with_gradient if with_gradient is not None else mixed
+    if gain < PROGRESS and same is not None and same > MANY_ALIKE:
         floors = "agent-rl check ENV shows what constant answers earn, harder or balanced tasks make them pay less"
         yield "one answer", f"{stalled}: {same:.0%} of the episodes end with the same answer; {floors}"
-    elif repeated is not None and repeated > MANY_ALIKE:
+    elif gain < PROGRESS and repeated is not None and repeated > MANY_ALIKE:
         unsure = "" if entropy is None else f" (entropy {entropy:.2g} nats)"
         more = f"{PATIENT} came past such points, from the start on; or raise algorithm.entropy, or clip_high_eps"
         yield (
             "no exploration",
             f"{stalled}: {repeated:.0%} of the episodes repeat another of their task{unsure}; {more}",
         )
-    elif (share := with_gradient if with_gradient is not None else mixed) is not None and share < FEW_ROWS:
+    elif gain < PROGRESS and share is not None and share < FEW_ROWS:
         yield "few gradients", f"{stalled}: {share:.0%} of the rows have a gradient; {_of_groups(last)}"
-    else:
+    elif level := _level(steps, window):
         tune = "try another optimizer.lr, more rollout.groups, and read episodes of both kinds (agent-rl stats RUN)"
+        stalled = f"{level} steps without progress at {success:.0%} success"
         yield "plateau", f"{stalled}, although groups differ and have gradients: {tune}"
+
+
+def _level(steps: Steps, window: int) -> int:
+    """Return the steps of a window in which success made no progress, or 0: longer, the more it differs by step."""
+    noise = _noise(steps)
+    window = max(window, min(MEMORY * window // 2, math.ceil(4 * (noise / PROGRESS) ** 2)))
+    gain = _gain(steps, window)
+    if len(steps) < 2 * window or gain is None:
+        return 0
+    beyond_luck = min(PROGRESS, 2 * PROGRESS - noise * math.sqrt(2 / window))  # which may hide progress
+    return window if gain < beyond_luck else 0
 
 
 def _of_groups(steps: Steps) -> str:
