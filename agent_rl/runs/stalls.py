@@ -45,8 +45,8 @@ calls that were written again as text."""
 FEW_DECIDE = 0.3
 """An effective sample size of the weights, as a share of the tokens, below which few tokens make the update."""
 PATIENT = (
-    "hundreds of steps with algorithm=maxrl, rollout.temperature=1.3 (or 2), eval.temperature=1 and "
-    "optimizer.weight_decay=0.1"
+    "hundreds of steps with algorithm=maxrl, rollout.temperature=1.3 (and rollout.final_temperature=2), "
+    "eval.temperature=1 and optimizer.weight_decay=0.1"
 )
 """What got all runs of five environments past their short cuts; benchmarks/unlike.py measures it."""
 DRIFTED = '"algorithm.negative_mask={name: opsm, delta: 0.01}"'
