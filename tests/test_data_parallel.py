@@ -14,7 +14,15 @@ import torch
 import torch.distributed as dist
 
 from agent_rl.backends.embedded import data_parallel
-from agent_rl.backends.embedded.data_parallel import OF_THE_GROUP, SeveralProcesses, _end, _start, _Worker
+from agent_rl.backends.embedded.data_parallel import (
+    OF_THE_GROUP,
+    SeveralProcesses,
+    _end,
+    _start,
+    _Worker,
+    join_group,
+    sum_gradients,
+)
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.trainer import StepResult, Trainer
 from agent_rl.errors import CheckpointError, WorkerError
@@ -44,6 +52,17 @@ def test_processes_train_as_one_and_resume_as_one(tmp_path: Path) -> None:
     assert _tokens(folders[0]) == _tokens(folders[1])
     for first, second in zip(*(read_metrics(folder / "metrics.jsonl") for folder in folders), strict=True):
         assert untimed(first) == pytest.approx(untimed(second), abs=1e-4)
+
+
+def test_sum_of_gradients_leaves_alone_what_has_none(tmp_path: Path) -> None:
+    learns, rests = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    learns.grad = torch.tensor([1.0, 0.0])
+    join_group(str(tmp_path), 0, 1, torch.device("cpu"))
+    try:
+        sum_gradients([learns, rests])
+    finally:
+        dist.destroy_process_group()
+    assert learns.grad.tolist() == [1.0, 0.0] and rests.grad is None, "weight decay would reach it"
 
 
 def test_processes_learn_stored_episodes_as_one(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

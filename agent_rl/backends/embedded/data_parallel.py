@@ -280,14 +280,21 @@ def join_group(shared: str, rank: int, n: int, device: torch.device) -> None:
 
 
 def sum_gradients(parameters: Sequence[Tensor]) -> None:
-    """Add every process's gradients up at rank 0; elsewhere they are spent."""
-    sums = []
+    """Add every process's gradients up at rank 0; elsewhere they are spent.
+
+    What no process has a gradient of keeps none: of zeros, the optimizer would take a step by momentum and decay.
+    """
+    found = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=parameters[0].device)
+    sums = [dist.reduce(found, 0, dist.ReduceOp.MAX, async_op=True)]
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         sums.append(dist.reduce(parameter.grad, 0, async_op=True))
     for each in sums:
         each.wait()
+    for parameter, has_gradient in zip(parameters, found.tolist(), strict=True):
+        if not has_gradient:
+            parameter.grad = None
 
 
 def send_weights(model: torch.nn.Module) -> None:
