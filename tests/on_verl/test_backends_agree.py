@@ -266,6 +266,6 @@ def test_compute_weights_names_the_failure_without_tokens() -> None:
     data, keys, extra, padding = in_verl(failed)
     data["old_log_probs"] = data["rollout_log_probs"]
     with pytest.raises(
-        RuntimeError, match=r"none of the 8 episodes.*sampled a token: the first broke in policy: Dead: gone"
+        RuntimeError, match=r"none of 8 episodes.*sampled a token: the first broke in policy: Dead: gone"
     ):
         compute_weights(preset("grpo"), receive(keys, extra, padding), data)

@@ -386,6 +386,6 @@ def test_training_ends_where_no_episode_has_score(setup, tmp_path: Path) -> None
     lost = Failure("step", "OSError", "no disk")
     trainer.diagnosis.episodes = [example_episode("f", outcome=Outcome.FAILED, rewards=(), error=lost)]
     report = trackers.logger["agent_rl"].log
-    with pytest.raises(InfrastructureError, match=r"1 of 1 episodes failed .* once that is mended, the run can go on"):
+    with pytest.raises(InfrastructureError, match=r"1 of 1 episode failed .* once that is mended, the run can go on"):
         report({"train/samples": 0.0, "val-core/reward": 0.0}, 1)
     assert [row["kind"] for row in read_metrics(tmp_path / METRICS)] == ["train", "validation"]
