@@ -184,24 +184,23 @@ def _plateau(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
         return
     same, repeated, mixed = (_mean(last, f"rollout/{name}") for name in ("same_answer", "repeated", "groups_mixed"))
     with_gradient, entropy = (_mean(last, name) for name in ("train/with_gradient", "train/entropy"))
-    stalled = f"{window} steps without progress at {success:.0%} success"
     share = with_gradient if with_gradient is not None else mixed
-    if gain < PROGRESS and same is not None and same > MANY_ALIKE:
+    is_flat, level = gain < PROGRESS, window
+    if is_flat and same is not None and same > MANY_ALIKE:
         floors = "agent-rl check ENV shows what constant answers earn, harder or balanced tasks make them pay less"
-        yield "one answer", f"{stalled}: {same:.0%} of the episodes end with the same answer; {floors}"
-    elif gain < PROGRESS and repeated is not None and repeated > MANY_ALIKE:
+        name, why = "one answer", f": {same:.0%} of the episodes end with the same answer; {floors}"
+    elif is_flat and repeated is not None and repeated > MANY_ALIKE:
         unsure = "" if entropy is None else f" (entropy {entropy:.2g} nats)"
         more = f"{PATIENT} came past such points, from the start on; or raise algorithm.entropy, or clip_high_eps"
-        yield (
-            "no exploration",
-            f"{stalled}: {repeated:.0%} of the episodes repeat another of their task{unsure}; {more}",
-        )
-    elif gain < PROGRESS and share is not None and share < FEW_ROWS:
-        yield "few gradients", f"{stalled}: {share:.0%} of the rows have a gradient; {_of_groups(last)}"
-    elif level := _level(steps, window):
+        name, why = "no exploration", f": {repeated:.0%} of the episodes repeat another of their task{unsure}; {more}"
+    elif is_flat and share is not None and share < FEW_ROWS:
+        name, why = "few gradients", f": {share:.0%} of the rows have a gradient; {_of_groups(last)}"
+    else:
         tune = "try another optimizer.lr, more rollout.groups, and read episodes of both kinds (agent-rl stats RUN)"
-        stalled = f"{level} steps without progress at {success:.0%} success"
-        yield "plateau", f"{stalled}, although groups differ and have gradients: {tune}"
+        name, why = "plateau", f", although groups differ and have gradients: {tune}"
+        level = _level(steps, window)
+    if level:
+        yield name, f"{level} steps without progress at {success:.0%} success{why}"
 
 
 def _level(steps: Steps, window: int) -> int:
