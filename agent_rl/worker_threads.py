@@ -1,4 +1,4 @@
-"""Worker threads: blocking calls made beside an event loop, quick ones together while it waits."""
+"""Worker threads: blocking calls beside an event loop, quick ones together while it waits; calls at intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
@@ -20,6 +20,24 @@ QUICK = 2e-4
 """Seconds within which a call in a worker thread is quick: the next of that name may hold up the event loop."""
 HOLD = 5e-3
 """Seconds that it holds it up at most, with all that are made in the same turn of the loop."""
+
+
+@contextlib.contextmanager
+def at_intervals(seconds: float, function: Callable[[], object], name: str) -> Iterator[None]:
+    """Call a function every so many seconds, in a thread of its own, until the context ends."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(seconds):
+            function()
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class WorkerCall(Generic[T]):

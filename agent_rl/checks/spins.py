@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from agent_rl.rollout.episode import runs_under_way
+from agent_rl.worker_threads import at_intervals
 
 SHORTEST = 10.0
 """Seconds that the event loop may be held up at least: a busy machine holds it up, too."""
@@ -31,7 +32,7 @@ def ended_spins(seconds: float, on_spin: Callable[[str], object]) -> Iterator[No
         seconds: without a turn of the loop, and without a step of any episode.
         on_spin: called before with its stack, in another thread.
     """
-    loop, thread, ended = asyncio.get_running_loop(), threading.get_ident(), threading.Event()
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
     limit, turned = max(seconds, SHORTEST), time.perf_counter()
 
     def turn() -> None:
@@ -39,18 +40,12 @@ def ended_spins(seconds: float, on_spin: Callable[[str], object]) -> Iterator[No
         turned = time.perf_counter()
 
     def watch() -> None:
-        while not ended.wait(min(1.0, limit / 4)):
-            loop.call_soon_threadsafe(turn)
-            began = [run.clock.since for run in runs_under_way()]
-            if began and time.perf_counter() - max(turned, *began) >= limit:
-                on_spin("".join(traceback.format_stack(sys._current_frames()[thread])))
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SpinError))
-                turn()  # what catches it gets as long again
+        loop.call_soon_threadsafe(turn)
+        began = [run.clock.since for run in runs_under_way()]
+        if began and time.perf_counter() - max(turned, *began) >= limit:
+            on_spin("".join(traceback.format_stack(sys._current_frames()[thread])))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SpinError))
+            turn()  # what catches it gets as long again
 
-    watcher = threading.Thread(target=watch, name="agent_rl check watchdog", daemon=True)
-    watcher.start()
-    try:
+    with at_intervals(min(1.0, limit / 4), watch, "agent_rl check watchdog"):
         yield
-    finally:
-        ended.set()
-        watcher.join()

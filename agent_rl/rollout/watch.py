@@ -20,6 +20,7 @@ from agent_rl.core.display import plural
 from agent_rl.errors import StoreError
 from agent_rl.rollout.clock import CALLER
 from agent_rl.rollout.episode import EpisodeRun, runs_under_way
+from agent_rl.worker_threads import at_intervals
 
 _log = logging.getLogger(__name__)
 
@@ -54,20 +55,16 @@ class Activity(TypedDict):
 @contextmanager
 def watching(status: Path, interval: float = INTERVAL, hung: float = HUNG) -> Iterator[None]:
     """Write the episodes under way to a file at intervals, and warn of long calls, in a thread."""
-    ended, named = threading.Event(), dict[int, float]()
+    named = dict[int, float]()
 
     def watch() -> None:
-        while not ended.wait(interval):
-            with suppress(OSError):  # a full disk, or a folder that is gone for a while: the next look may find room
-                look(status, hung, named)
+        with suppress(OSError):  # a full disk, or a folder that is gone for a while: the next look may find room
+            look(status, hung, named)
 
-    thread = threading.Thread(target=watch, name="agent_rl watchdog", daemon=True)
-    thread.start()
     try:
-        yield
+        with at_intervals(interval, watch, "agent_rl watchdog"):
+            yield
     finally:
-        ended.set()
-        thread.join()
         status.unlink(missing_ok=True)
 
 
