@@ -157,7 +157,7 @@ def drawn(course: Callable[[float], float], steps: int, seed: int) -> Iterator[d
     for step in range(steps):
         mean = course(step / steps)
         solved = rng.binomial(8, rng.beta(mean, 1 - mean, 16)) / 8
-        yield healthy(step / steps) | {"rollout/success": solved.mean(), "rollout/reward": solved.mean()}
+        yield healthy(0.0) | {"rollout/success": solved.mean(), "rollout/reward": solved.mean()}
 
 
 DRAWN: list[tuple[str, Callable[[float], float], bool]] = [
@@ -175,6 +175,12 @@ def test_luck_of_tasks_is_no_stall(name: str, course: Callable[[float], float], 
         steps = [*drawn(course, 80, seed)]
         found += any(name in dict(find_stalls(steps[:n])) for n in range(SHORT, 81))
     assert (found >= 16) if is_one else (found <= 2), found
+
+
+def test_level_course_that_rises_by_luck_has_its_reason() -> None:
+    steps = [step | {"rollout/repeated": 0.8} for step in drawn(lambda at: 0.5, 80, 0)]
+    found = {name for n in range(SHORT, 81) for name, _ in find_stalls(steps[:n])}
+    assert "no exploration" in found and "plateau" not in found
 
 
 def test_stored_episodes_are_of_any_policy() -> None:

@@ -182,25 +182,28 @@ def _plateau(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
     gain, success = _gain(steps, window), _mean(last, "rollout/success")
     if len(steps) < 2 * window or gain is None or success is None or success >= SOLVED:
         return
-    same, repeated, mixed = (_mean(last, f"rollout/{name}") for name in ("same_answer", "repeated", "groups_mixed"))
-    with_gradient, entropy = (_mean(last, name) for name in ("train/with_gradient", "train/entropy"))
+    tune = "try another optimizer.lr, more rollout.groups, and read episodes of both kinds (agent-rl stats RUN)"
+    reason = _reason(last)
+    name, why = reason or ("plateau", f", although groups differ and have gradients: {tune}")
+    if level := window if reason and gain < PROGRESS else _level(steps, window):
+        yield name, f"{level} steps without progress at {success:.0%} success{why}"
+
+
+def _reason(steps: Steps) -> tuple[str, str] | None:
+    """Return what there is little to learn from, and what to do about it."""
+    same, repeated, mixed = (_mean(steps, f"rollout/{name}") for name in ("same_answer", "repeated", "groups_mixed"))
+    with_gradient, entropy = (_mean(steps, name) for name in ("train/with_gradient", "train/entropy"))
     share = with_gradient if with_gradient is not None else mixed
-    is_flat, level = gain < PROGRESS, window
-    if is_flat and same is not None and same > MANY_ALIKE:
+    if same is not None and same > MANY_ALIKE:
         floors = "agent-rl check ENV shows what constant answers earn, harder or balanced tasks make them pay less"
-        name, why = "one answer", f": {same:.0%} of the episodes end with the same answer; {floors}"
-    elif is_flat and repeated is not None and repeated > MANY_ALIKE:
+        return "one answer", f": {same:.0%} of the episodes end with the same answer; {floors}"
+    if repeated is not None and repeated > MANY_ALIKE:
         unsure = "" if entropy is None else f" (entropy {entropy:.2g} nats)"
         more = f"{PATIENT} came past such points, from the start on; or raise algorithm.entropy, or clip_high_eps"
-        name, why = "no exploration", f": {repeated:.0%} of the episodes repeat another of their task{unsure}; {more}"
-    elif is_flat and share is not None and share < FEW_ROWS:
-        name, why = "few gradients", f": {share:.0%} of the rows have a gradient; {_of_groups(last)}"
-    else:
-        tune = "try another optimizer.lr, more rollout.groups, and read episodes of both kinds (agent-rl stats RUN)"
-        name, why = "plateau", f", although groups differ and have gradients: {tune}"
-        level = _level(steps, window)
-    if level:
-        yield name, f"{level} steps without progress at {success:.0%} success{why}"
+        return "no exploration", f": {repeated:.0%} of the episodes repeat another of their task{unsure}; {more}"
+    if share is not None and share < FEW_ROWS:
+        return "few gradients", f": {share:.0%} of the rows have a gradient; {_of_groups(steps)}"
+    return None
 
 
 def _level(steps: Steps, window: int) -> int:
