@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import faulthandler
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -22,15 +24,25 @@ HOLD = 5e-3
 """Seconds that it holds it up at most, with all that are made in the same turn of the loop."""
 
 
+FROZEN = 60.0
+"""Seconds without a look of a watchdog after which all threads' stacks are printed."""
+
+
 @contextlib.contextmanager
 def at_intervals(seconds: float, function: Callable[[], object], name: str) -> Iterator[None]:
-    """Call a function every so many seconds, in a thread of its own, until the context ends."""
+    """Call a function every so many seconds, in a thread of its own, until the context ends.
+
+    A call into C that keeps the interpreter's lock, such as `9**9**9` or a regular expression that backtracks, freezes
+    all threads, this one as well: `faulthandler`, which needs none of Python, then prints where they are to stderr.
+    """
     ended = threading.Event()
 
     def work() -> None:
         while not ended.wait(seconds):
             function()
+            _print_stacks_unless_called_again()
 
+    _print_stacks_unless_called_again()
     thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
     try:
@@ -38,6 +50,12 @@ def at_intervals(seconds: float, function: Callable[[], object], name: str) -> I
     finally:
         ended.set()
         thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _print_stacks_unless_called_again() -> None:
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # there is no stderr, or it is closed
+        faulthandler.dump_traceback_later(FROZEN, file=sys.__stderr__)  # type: ignore[arg-type]
 
 
 class WorkerCall(Generic[T]):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import agent_rl as ar
+from agent_rl import worker_threads
 from agent_rl.backends.embedded.live_run import open_run
 from agent_rl.cli import main
 from agent_rl.core.messages import ToolCall
@@ -173,3 +174,17 @@ def test_watchdog_says_how_a_sync_step_holds_up_no_others(blocking: bool, caplog
     playing.join()
     assert "turn 1: step for 0 s" in caplog.text
     assert ("set blocking = True in Sync, or make it async" in caplog.text) is not blocking
+
+
+def test_frozen_process_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker_threads, "FROZEN", 0.5)
+    with watching(tmp_path / "status.json", interval=0.1):
+        time.sleep(1.0)  # which is no freeze
+        assert "Timeout" not in capfd.readouterr().err
+        sum(range(10**8))  # a call into C that keeps the interpreter's lock
+    said = capfd.readouterr().err
+    assert "Timeout" in said and re.search(r"test_watch\.py\", line \d+ in test_frozen_process_says_where", said)
+    time.sleep(0.6)
+    assert "Timeout" not in capfd.readouterr().err
