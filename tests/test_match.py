@@ -179,6 +179,22 @@ def test_match_that_ends_before_a_turn_is_not_scored() -> None:
         Quick(2)
 
 
+def test_match_too_short_for_a_seat_is_not_repeated() -> None:
+    class Short(ar.Game):
+        begun = 0
+
+        def begin(self, task: ar.Task, rng: np.random.Generator) -> None:
+            Short.begun += 1
+
+        def play(self, action: ar.Message) -> None:
+            self.over = True
+
+    ar.register("match-test/short-v0")(Short)
+    jobs = match_jobs(Job(spec("match-test/short-v0"), TASK, 5, "task", retries={Ending.TOOL_INFRA: 2}))
+    first, second = asyncio.run(run_jobs(jobs, answers("end")))
+    assert (first.ending, second.ending, Short.begun) == (Ending.OK, Ending.TOOL_INFRA, 1)
+
+
 class Slow:
     """A policy whose replies take a while; implements `Policy` and `Conversation`."""
 

@@ -195,6 +195,37 @@ def test_wait_uncounted_moves_the_deadline_as_long_as_it_lasts(monkeypatch):
     assert 0 < asyncio.run(main()) <= 0.3
 
 
+class Ledger(ar.ToolEnv):
+    """Its first tool takes a while before it writes what the others read."""
+
+    entries = ()
+
+    @ar.tool
+    def slowly(self, text: str) -> None:
+        """Write slowly."""
+        time.sleep(0.05)
+        self.entries = (*self.entries, text)
+
+    @ar.tool(inline=True)
+    def at_once(self, text: str) -> None:
+        """Write without a thread."""
+        self.entries = (*self.entries, text)
+
+    @ar.tool
+    async def apart(self) -> int:
+        """Count what is written."""
+        return len(self.entries)
+
+
+def test_sync_methods_of_a_turn_are_called_in_order():
+    names = ("at_once", "slowly", "at_once", "apart", "slowly", "at_once")
+    calls = [ToolCall(str(i), name, {} if name == "apart" else {"text": str(i)}) for i, name in enumerate(names)]
+    env = Ledger()
+    step = asyncio.run(env.step(Message("assistant", tool_calls=tuple(calls))))
+    assert env.entries == ("0", "1", "2", "4", "5")
+    assert [message.content for message in step.observation][3] == "1"  # an async one waits for none
+
+
 # Hanging, flooding, raising
 
 

@@ -218,10 +218,11 @@ def tool(
 
 
 async def call_tools(tools: Mapping[str, AnyTool], calls: Sequence[ToolCall], instance: object) -> tuple[Message, ...]:
-    """Make all calls of a turn at once; return one tool message per call, in the calls' order.
+    """Make all calls of a turn; return one tool message per call, in the calls' order.
 
-    What goes wrong with a call comes back as its message, `tool_error` set and the content starting with "error: ".
-    No task is made as long as at most one call has to be waited for.
+    Sync methods are called in that order, one after the other, as one may change what the next one reads. All other
+    calls are made at once. What goes wrong with a call comes back as its message, `tool_error` set and the content
+    starting with "error: ". No task is made as long as at most one call has to be waited for.
 
     Args:
         tools: by name.
@@ -232,12 +233,33 @@ async def call_tools(tools: Mapping[str, AnyTool], calls: Sequence[ToolCall], in
         InfrastructureError: if a tool raised it, as soon as it did; the other calls are cancelled.
     """
     recorded = cassette.get()
-    answers = [_begin(tools, call, instance, recorded) for call in calls]
+    answers: list[Message | _Start] = []
+    lock, is_behind = asyncio.Lock(), False  # a lock lets those in that came first
+    for call in calls:
+        begin = partial(_begin, tools, call, instance, recorded)
+        called = tools.get(call.name)
+        in_order = called is not None and called.is_method and not called.is_async
+        answer = partial(_begin_later, begin) if in_order and is_behind else begin()
+        if in_order and not isinstance(answer, Message):
+            answer, is_behind = partial(_in_turn, lock, answer), True
+        answers.append(answer)
     waiting = [a for a in answers if not isinstance(a, Message)]
     if not waiting:
         return cast("tuple[Message, ...]", tuple(answers))
     late = iter(await run_together(waiting))
     return tuple(a if isinstance(a, Message) else next(late) for a in answers)
+
+
+async def _begin_later(begin: Callable[[], Message | _Start]) -> Message:
+    """Begin a call that had to wait, and answer it."""
+    answer = begin()
+    return answer if isinstance(answer, Message) else await answer()
+
+
+async def _in_turn(lock: asyncio.Lock, start: _Start) -> Message:
+    """Make a call after those that took the lock before."""
+    async with lock:
+        return await start()
 
 
 def _begin(

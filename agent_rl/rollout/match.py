@@ -174,6 +174,7 @@ class _Seat(Env):
         await self._match.opened(task, rng)
         first = await self._match.next(self._seat)
         if first.terminated or first.truncated:
+            self._match.ended_by_others.add(self._seat)
             raise InfrastructureError(f"the match ended before seat {self._seat} had a turn: there is nothing to score")
         return tuple(first.observation)
 
