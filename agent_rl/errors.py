@@ -112,7 +112,8 @@ def kind_of(error: BaseException) -> str:
         An empty string where the type is one of these itself.
     """
     classes = type(error).__mro__
-    names = [c.__name__ for module in (__package__, "builtins") for c in classes if c.__module__ == module]
+    modules = (__package__, "asyncio.exceptions", "builtins")  # of builtins, CancelledError is a BaseException
+    names = [c.__name__ for module in modules for c in classes if c.__module__ == module]
     return "" if names[0] == type(error).__name__ else names[0]
 
 

@@ -146,10 +146,11 @@ def test_ending_counts_in_the_metrics_of_a_step() -> None:
         (ToolServerError("down"), {"tool_infra": 4}, 3),
         (DownError("down"), {"tool_infra": 2}, 3),
         (UserError("my own"), {"tool_infra": 2}, 1),
+        (asyncio.CancelledError(), {"cancelled": 2}, 3),
     ],
 )
 def test_episode_is_run_again_as_its_ending_says(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, retries: dict[str, int], made: int
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, retries: dict[str, int], made: int
 ) -> None:
     breaking(monkeypatch, "reset", error, 1, 2)
     wanted = {Ending(name): n for name, n in retries.items()}
