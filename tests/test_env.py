@@ -296,6 +296,20 @@ def test_messages_of_refuses_other_values(observation):
         messages_of(observation)
 
 
+@pytest.mark.parametrize(
+    ("calls", "complaint"),
+    [
+        ([{"name": "look", "arguments": {}}], "tool_calls=.*give a tuple of ar.ToolCall"),
+        (ToolCall("c", "look"), "tool_calls=.*give a tuple of ar.ToolCall"),
+        ((ToolCall("c", "look", '{"at": 1}'),), r"ToolCall\(arguments='{\"at\": 1}'\): give a dict"),
+    ],
+    ids=["dicts", "one", "text"],
+)
+def test_message_refuses_calls_of_another_form(calls, complaint):
+    with pytest.raises(TypeError, match=complaint):
+        Message("assistant", tool_calls=calls)
+
+
 def test_maybe_await_takes_values_and_awaitables():
     async def value() -> int:
         return 3

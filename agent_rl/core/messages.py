@@ -72,11 +72,26 @@ class Message:
             raise ValueError(f"Message(role={self.role!r}): the roles are {', '.join(ROLES)}")
         if not isinstance(self.content, str):
             raise TypeError(f"Message(content={self.content!r}): give a str; no text is an empty one")
+        if self.tool_calls:
+            _check_calls(self.tool_calls)
 
     @property
     def images(self) -> tuple[Image, ...]:
         """The images among its parts."""
         return tuple(part for part in self.parts if isinstance(part, Image)) if self.parts else ()
+
+
+def _check_calls(calls: Sequence[ToolCall]) -> None:
+    """Refuse calls that are written as other libraries do.
+
+    Raises:
+        TypeError: if they are no sequence of calls, or the arguments of one are no dict.
+    """
+    if isinstance(calls, ToolCall) or not all(isinstance(call, ToolCall) for call in calls):
+        raise TypeError(f"tool_calls={calls!r}: give a tuple of ar.ToolCall(id, name, arguments)")
+    for call in calls:
+        if not isinstance(call.arguments, Mapping):
+            raise TypeError(f"ToolCall(arguments={call.arguments!r}): give a dict; json.loads makes one of JSON")
 
 
 def _set_content(message: Message) -> None:
