@@ -201,6 +201,12 @@ def test_import_names_the_row_and_field(row: str | bytes, says: str, tmp_path: P
         list(import_episodes(file))
 
 
+def test_import_of_lines_asks_for_their_ending(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('{"messages": [{"role": "user"}]}\n' * 2)
+    with pytest.raises(ConfigError, match=r"Extra data.*; call a file with an object a line \.jsonl"):
+        list(import_episodes(tmp_path / "rows.json"))
+
+
 def test_chat_messages_hold_no_half_surrogates() -> None:
     call = read_call('{"name": "\\ud800"}', 0)
     answer = Message("tool", "?", tool_call_id=call.id, name=call.name, tool_error=ToolErrorKind.MALFORMED)

@@ -71,7 +71,8 @@ def _parsed(text: bytes, file: Path, at: int) -> JSON:
     try:
         found: JSON = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}:{at}: not JSON: {error}") from error
+        way = "" if file.suffix == ".jsonl" else "; call a file with an object a line .jsonl"
+        raise ConfigError(f"{file}:{at}: not JSON: {error}{way}") from error
     return found
 
 
