@@ -57,6 +57,7 @@ from .request import Request
 from .streams import Capture, Feed, Parts, take_all
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+ENVIRONMENT |= {"MALLOC_ARENA_MAX": "1"}  # else each thread reserves 64 MiB of the address space, which is limited
 _WITHOUT_INPUT = ("lend", "end", "python")
 """Requests that bring nothing which an interpreter that is started for them may not see."""
 MIN_ERROR = 4096

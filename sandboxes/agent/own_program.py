@@ -66,4 +66,5 @@ def become() -> NoReturn:
     """Become the program, in a Python that was started as this one: with the same order of sets, if that is fixed."""
     flags = ["-I" if sys.flags.isolated else "-s", *(["-S"] if sys.flags.no_site else [])]
     order = {} if sys.flags.hash_randomization else {"PYTHONHASHSEED": "0"}
-    os.execve(sys.executable, [sys.executable, *flags, "-B", "-c", _MAIN], {"LANG": "C.UTF-8", **order})
+    own = {name: os.environ[name] for name in ("LANG", "MALLOC_ARENA_MAX")}  # the others are in the file
+    os.execve(sys.executable, [sys.executable, *flags, "-B", "-c", _MAIN], own | order)

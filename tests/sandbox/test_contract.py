@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_rl.errors import ConfigError
+from agent_rl.sandboxes.agent.agent import ENVIRONMENT
 from agent_rl.testing import CONTRACT
 
 
@@ -58,7 +59,7 @@ def test_exec_passes_the_given_environment(box, run):
     result = run(box.exec(["env"], env={"KEY": "välue"}))
     names = {line.split("=")[0] for line in result.stdout.splitlines()} - {"GIT_CONFIG_NOSYSTEM"}  # Landlock's
     assert "KEY=välue" in result.stdout
-    usual, ours = {"PATH", "HOME", "LANG", "KEY"}, {"TMPDIR", "PWD", "OMP_NUM_THREADS", "MPLBACKEND", "MPLCONFIGDIR"}
+    usual, ours = {"PATH", "HOME", "LANG", "KEY"}, {"TMPDIR", "PWD", *ENVIRONMENT, "MPLCONFIGDIR"}
     assert usual <= names <= usual | ours
 
 
