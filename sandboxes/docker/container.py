@@ -15,8 +15,10 @@ capabilities that would add to it, and takes away:
   host would load a module, and line disciplines of terminals, for which it would, too. Sockets that linger, as closing
   one can block a thread of the kernel's, and another limit of cores, as one of 1 is all that keeps the kernel from
   running the host's handler: these two succeed and do nothing. So does `fadvise64`: of a file of the image, it would
-  drop what the host keeps in memory of it, for all containers. Filters of sockets: the kernel has one limit of memory
-  for all such programs, those of other containers' seccomp included;
+  drop what the host keeps in memory of it, for all containers. Filters of sockets and of
+  system calls: the kernel has one limit of memory for all such programs, those of other containers' seccomp included;
+- `TCP_USER_TIMEOUT` and `TCP_LINGER2`: a closed connection could outlive the container by days. They succeed and do
+  nothing;
 - `name_to_handle_at`, `statmount`, `listmount`: they tell of the host's file systems. `fanotify_mark`, `adjtimex`,
   `clock_adjtime`, `modify_ldt`, `personality`, `remap_file_pages`, `vmsplice`, `map_shadow_stack`, `uretprobe`: no
   program here needs them.
@@ -28,6 +30,7 @@ the engine's age.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -82,6 +85,7 @@ def confinement(limits: Limits, user: int) -> Mapping[str, object]:
         "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in ulimits.items()],
         "LogConfig": {"Type": "none"},  # else every byte would be written to the host's disk
         "IpcMode": "private",
+        "Sysctls": {"net.ipv4.tcp_orphan_retries": "2"},  # else closed connections can outlive the container by minutes
         "CgroupnsMode": "private",
         "MaskedPaths": _MASKED,
         "ReadonlyPaths": _READ_ONLY,
@@ -122,12 +126,12 @@ landlock_create_ruleset landlock_restrict_self lchown lgetxattr link linkat list
 llistxattr lremovexattr lseek lsetxattr lstat madvise membarrier memfd_create mincore mkdir mkdirat mknod
 mknodat mlock mlock2 mlockall mmap mprotect mremap mseal msgctl msgget msgrcv msgsnd msync munlock munlockall
 munmap nanosleep newfstatat open openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 pkey_alloc
-pkey_free pkey_mprotect poll ppoll prctl pread64 preadv preadv2 process_mrelease pselect6 pwrite64
+pkey_free pkey_mprotect poll ppoll pread64 preadv preadv2 process_mrelease pselect6 pwrite64
 pwritev pwritev2 read readahead readlink readlinkat readv recvfrom recvmmsg recvmsg removexattr removexattrat
 rename renameat renameat2 restart_syscall rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo
 rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min
 sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
-sched_yield seccomp select semctl semget semop semtimedop
+sched_yield select semctl semget semop semtimedop
 sendfile sendmmsg sendmsg sendto set_robust_list set_tid_address setfsgid setfsuid setgid setgroups setitimer
 setpgid setregid setresgid setresuid setreuid setsid setuid setxattr setxattrat
 shmat shmctl shmdt shmget shutdown sigaltstack signalfd signalfd4 socketpair splice stat statfs statx symlink
@@ -140,27 +144,35 @@ _SOCKETS = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6: in the container's own empty network."""
 _PROTOCOLS = (0, 1, 6, 17, 58)
 """Whatever is usual, ICMP, TCP, UDP, ICMPv6."""
-_SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE, _TIOCSETD = 1, 13, 4, 0x5423
+_SOL_SOCKET, _SO_LINGER, _SOL_TCP, _TCP_WAITS = 1, 13, 6, (8, 18)
+_RLIMIT_CORE, _TIOCSETD, _PR_SET_SECCOMP = 4, 0x5423, 22
 _OPTIONS = [option for option in range(1, 84) if option not in (_SO_LINGER, 26, 50, 51, 52)]
 """Of a socket: without SO_ATTACH_FILTER, SO_ATTACH_BPF and the two of SO_REUSEPORT."""
+_TCP_OPTIONS = [option for option in range(1, 64) if option not in _TCP_WAITS]
+"""Of a connection: without TCP_LINGER2 and TCP_USER_TIMEOUT, by which a closed one stays for minutes or days."""
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
-_NO_SUCH_CALL = 38
-"""ENOSYS: where there is no clone3, the C library uses clone, whose flags a filter can read."""
+_NO_SUCH_CALL, _INVALID = 38, 22
+"""ENOSYS: where there is no clone3, the C library uses clone, whose flags a filter can read. EINVAL: as of a kernel
+without filters of system calls."""
 
 
 def seccomp_profile() -> str:
     """Return the profile as JSON, as `--security-opt seccomp=` takes it."""
     rules: list[dict[str, object]] = [{"names": ALLOWED.split(), "action": "SCMP_ACT_ALLOW"}]
     rules += [_allow_if("socket", _is(0, domain), _is(2, protocol)) for domain in _SOCKETS for protocol in _PROTOCOLS]
-    rules.append(_allow_if("setsockopt", _is(1, _SOL_SOCKET, not_=True)))
-    rules += [_allow_if("setsockopt", _is(1, _SOL_SOCKET), _is(2, option)) for option in _OPTIONS]
-    rules.append({**_allow_if("setsockopt", _is(1, _SOL_SOCKET), _is(2, _SO_LINGER)), **_fail(0)})
+    rules += [_allow_if("setsockopt", test) for test in _differ(1, _SOL_SOCKET, _SOL_TCP)]
+    for level, options, lies in ((_SOL_SOCKET, _OPTIONS, (_SO_LINGER,)), (_SOL_TCP, _TCP_OPTIONS, _TCP_WAITS)):
+        rules += [_allow_if("setsockopt", _is(1, level), _is(2, option)) for option in options]
+        rules += [{**_allow_if("setsockopt", _is(1, level), _is(2, option)), **_fail(0)} for option in lies]
     rules.append({"names": ["fadvise64"], **_fail(0)})
     rules += [_allow_if("ioctl", test) for test in _differ(1, _TIOCSETD)]
-    rules.append(_allow_if("setrlimit", _is(0, _RLIMIT_CORE, not_=True)))
+    rules += [_allow_if("prctl", test) for test in _differ(0, _PR_SET_SECCOMP)]
+    rules.append({**_allow_if("prctl", _is(0, _PR_SET_SECCOMP)), **_fail(_INVALID)})
+    rules.append({"names": ["seccomp"], **_fail(_INVALID)})
+    rules += [_allow_if("setrlimit", test) for test in _differ(0, _RLIMIT_CORE)]
     rules.append({**_allow_if("setrlimit", _is(0, _RLIMIT_CORE)), **_fail(0)})
-    rules += [_allow_if("prlimit64", _is(0, 0), test) for test in (_is(1, _RLIMIT_CORE, not_=True), _is(2, 0))]
+    rules += [_allow_if("prlimit64", _is(0, 0), test) for test in (*_differ(1, _RLIMIT_CORE), _is(2, 0))]
     own = _is(0, 0), _is(1, _RLIMIT_CORE), _is(2, 0, not_=True)
     rules.append({**_allow_if("prlimit64", *own), **_fail(0)})
     rules.append(_allow_if("clone", {"index": 0, "value": _NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}))
@@ -181,10 +193,13 @@ def _is(index: int, value: int, *, not_: bool = False) -> dict[str, object]:
     return {"index": index, "value": value, "op": "SCMP_CMP_NE" if not_ else "SCMP_CMP_EQ"}
 
 
-def _differ(index: int, value: int) -> list[dict[str, object]]:
-    """Return the tests of which one holds if the lower half is another value: the kernel reads no more of it."""
-    bits = [(1 << i, ~value & 1 << i) for i in range(32)]
-    return [{"index": index, "value": bit, "valueTwo": other, "op": "SCMP_CMP_MASKED_EQ"} for bit, other in bits]
+def _differ(index: int, first: int, *others: int) -> list[dict[str, object]]:
+    """Return the tests of which one holds if the lower half is none of the values: the kernel reads no more of it."""
+    apart = functools.reduce(lambda bits, other: bits | first ^ other, others, 0)
+    alike = [(1 << i, ~first & 1 << i) for i in range(32) if not apart >> i & 1]
+    values = {bits | first & ~apart for bits in range(apart + 1) if not bits & ~apart} - {first, *others}
+    tests = [*alike, *((0xFFFFFFFF, value) for value in sorted(values))]
+    return [{"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"} for mask, value in tests]
 
 
 def _fail(code: int) -> dict[str, object]:

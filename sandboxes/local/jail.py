@@ -38,8 +38,9 @@ _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
 _ROOT = "/tmp"
 """Where the new root is put together: any folder would do, as no other process sees it."""
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
-_BUFFERS = "4096 65536 131072"
-"""Bytes of a connection's buffer: the least, at first, at most."""
+_CONNECTIONS = {**dict.fromkeys(("tcp_rmem", "tcp_wmem"), "4096 65536 131072"), "tcp_orphan_retries": "2"}
+"""Bytes of a connection's buffers: the least, at first, at most. And how often a closed connection is tried again whose
+other end is silent: as code may have it ignore what comes (IP_MINTTL), these would outlive their sandbox by minutes."""
 _FILES = {
     "etc/passwd": f"root:x:0:0::/:/bin/sh\nsandbox:x:{UID}:{UID}::/work:/bin/sh\n",
     "etc/group": f"root:x:0:\nsandbox:x:{UID}:\n",
@@ -203,9 +204,9 @@ def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Sourc
 
 def _bound_connections() -> None:
     """Bound what a connection holds: all of the machine share TCP's memory, which no cgroup of version 1 counts."""
-    for way in ("rmem", "wmem"):
+    for name, value in _CONNECTIONS.items():
         with contextlib.suppress(OSError):  # in a container, its file may be read-only
-            Path(f"/proc/sys/net/ipv4/tcp_{way}").write_text(_BUFFERS)  # of this process's network
+            Path(f"/proc/sys/net/ipv4/{name}").write_text(value)  # of this process's network
 
 
 def _raise_loopback() -> None:

@@ -19,15 +19,17 @@ write, and only its user can access a file in a sandbox, whatever its mode.
 
 Another such lie is told everywhere: what makes the host write its disks out, or flush them, succeeds and does nothing,
 as under eatmydata. Nobody wants the files of a sandbox back after the machine has crashed; and code could do it as
-often as it likes, with a program of /usr. So do advices on files (`posix_fadvise`), which could throw those of /usr out
-of the machine's memory. So does having a socket linger: closing it would keep its closer in the
-kernel, and that can be a thread of the kernel's own. So does another limit of cores: that of `jail.forbid_cores` stays.
+often as it likes, with a program of /usr. So do advices on files and memory (`posix_fadvise`, `madvise`), which could
+throw files of the host out of the machine's memory. So does having a socket linger: closing it would keep its closer in
+the kernel, and that can be a thread of the kernel's own. So do the times that a closed connection waits, and another
+limit of cores: that of `jail.forbid_cores` stays.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import platform
 import struct
 from collections.abc import Mapping
@@ -80,9 +82,8 @@ DENIED_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
     **{"semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188)},
     **{"msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181)},
 }
-HIDDEN: dict[str, tuple[int | None, int | None]] = {"clone3": (435, 435)}
+HIDDEN: dict[str, tuple[int | None, int | None]] = {"clone3": (435, 435), "openat2": (437, 437)}
 """Calls whose flags are not in sight of a filter: as if there were none, for which programs have other calls."""
-HIDDEN_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {"openat2": (437, 437)}
 SYNCS: dict[str, tuple[int | None, int | None]] = {
     **{"sync": (162, 81), "syncfs": (306, 267), "fsync": (74, 82), "fdatasync": (75, 83)},
     **{"sync_file_range": (277, 84)},
@@ -100,23 +101,26 @@ MODES_AND_TIMES: dict[str, tuple[int | None, int | None]] = {
     **{"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452)},
     **{"utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88)},
 }
+_SECCOMP = (317, 277)
 CHECKED: dict[str, tuple[int | None, int | None]] = {
     **{"clone": (56, 220), "ioctl": (16, 29), "socket": (41, 198), "socketpair": (53, 199), "fcntl": (72, 25)},
     **{"prctl": (157, 167), "prlimit64": (302, 261), "setrlimit": (160, 164), "setsockopt": (54, 208)},
     **{"msync": (26, 227), "open": (2, None), "openat": (257, 56), "pwritev2": (328, 287)},
+    **{"madvise": (28, 233), "seccomp": _SECCOMP},
 }
 """Calls whose arguments count; the tables below say how."""
-_SECCOMP = (317, 277)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column of the tables, and the kernel's AUDIT_ARCH."""
 
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _PROTOCOLS = (0, 1, 6, 17, 58)
 """Whatever is usual, ICMP, TCP, UDP, ICMPv6: to ask for another one makes the host load a module of its kernel."""
-_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 1024, 1026, 1031
+_F_SETFL, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 4, 1024, 1026, 1031
 """Leases block who opens a file outside; notices tell of folders in sight; pages of pipes are counted by user."""
-_PR_SCHED_CORE = 62
-"""Keeps a core's other threads idle."""
+_PR_SET_SECCOMP, _PR_SCHED_CORE = 22, 62
+"""The first is `seccomp` by another name; the second keeps a core's other threads idle."""
+_SECCOMP_SETS = (0, 1)
+"""SECCOMP_SET_MODE_STRICT and FILTER: see `_SO_ATTACH`. When that memory is used up, no further sandbox opens."""
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 """Typing for others, the console, and another line discipline: the host would load a module of its kernel for it."""
 _ON_FILES = (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
@@ -124,7 +128,12 @@ _ON_FILES = (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
 _CLONE_NEW = 0x7E020000
 """Every flag of clone that makes a namespace."""
 _O_DSYNC, _RWF_SYNCS, _MS_SYNC = 0x1000, 6, 4
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
+"""Reads what the machine has in its memory from its disk instead, as fast as that can."""
+_MADV_COLD, _MADV_PAGEOUT = 20, 21
 _SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE = 1, 13, 4
+_SOL_TCP, _TCP_LINGER2, _TCP_USER_TIMEOUT = 6, 8, 18
+"""How long a closed connection stays whose other end is silent: up to 24 days, after its sandbox too. See `jail`."""
 _SO_BUFFERS = (7, 8)
 """SO_SNDBUF and SO_RCVBUF: only some cgroups count what sockets hold, and at the usual size each holds little."""
 _SO_ATTACH = (26, 50, 51, 52)
@@ -138,8 +147,14 @@ REFUSED: dict[str, tuple[Rule, ...]] = {
         Rule(errno.EAFNOSUPPORT, is_none_of(0, _AF_UNIX, _AF_INET, _AF_INET6)),
     ),
     "socketpair": (Rule(errno.EAFNOSUPPORT, is_none_of(0, _AF_UNIX)),),
-    "fcntl": (Rule(errno.EPERM, is_one_of(1, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ)),),
-    "prctl": (Rule(errno.EINVAL, is_one_of(0, _PR_SCHED_CORE)),),
+    "fcntl": (
+        Rule(errno.EPERM, is_one_of(1, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ)),
+        Rule(errno.EINVAL, is_one_of(1, _F_SETFL), has_any(2, _O_DIRECT)),
+    ),
+    "open": (Rule(errno.EINVAL, has_any(1, _O_DIRECT)),),
+    "openat": (Rule(errno.EINVAL, has_any(2, _O_DIRECT)),),
+    "prctl": (Rule(errno.EINVAL, is_one_of(0, _PR_SET_SECCOMP, _PR_SCHED_CORE)),),
+    "seccomp": (Rule(errno.EINVAL, is_one_of(0, *_SECCOMP_SETS)),),
     "setsockopt": (Rule(errno.EPERM, is_one_of(1, _SOL_SOCKET), is_one_of(2, *_SO_ATTACH)),),
     "prlimit64": (Rule(errno.EPERM, is_none_of(0, 0)),),  # its own limits only
 }
@@ -152,7 +167,11 @@ REFUSED_WITHOUT_NAMESPACES: dict[str, tuple[Rule, ...]] = {
     "pwritev2": (Rule(errno.EOPNOTSUPP, has_any(5, _RWF_SYNCS)),),
 }
 LIES: dict[str, tuple[Rule, ...]] = {
-    "setsockopt": (Rule(LIE, is_one_of(1, _SOL_SOCKET), is_one_of(2, _SO_LINGER, *_SO_BUFFERS)),),
+    "setsockopt": (
+        Rule(LIE, is_one_of(1, _SOL_SOCKET), is_one_of(2, _SO_LINGER, *_SO_BUFFERS)),
+        Rule(LIE, is_one_of(1, _SOL_TCP), is_one_of(2, _TCP_LINGER2, _TCP_USER_TIMEOUT)),
+    ),
+    "madvise": (Rule(LIE, is_one_of(2, _MADV_COLD, _MADV_PAGEOUT)),),
     "msync": (Rule(LIE, has_any(2, _MS_SYNC)),),
     "setrlimit": (Rule(LIE, is_one_of(0, _RLIMIT_CORE)),),
     "prlimit64": (Rule(LIE, is_one_of(1, _RLIMIT_CORE), is_given(2)),),  # a new limit; asking for it is none
@@ -175,8 +194,7 @@ def program(*, namespaces: bool, shares_user: bool = False) -> bytes:
     whole = [(DENIED, errno.EPERM), (HIDDEN, errno.ENOSYS), (SYNCS, LIE), (ADVICE, LIE)]
     tables: list[Mapping[str, tuple[Rule, ...]]] = [REFUSED, LIES]
     if not namespaces:
-        whole += [(DENIED_WITHOUT_NAMESPACES, errno.EPERM), (HIDDEN_WITHOUT_NAMESPACES, errno.ENOSYS)]
-        whole += [(ATTRIBUTES, errno.EOPNOTSUPP)]
+        whole += [(DENIED_WITHOUT_NAMESPACES, errno.EPERM), (ATTRIBUTES, errno.EOPNOTSUPP)]
         tables += [REFUSED_WITHOUT_NAMESPACES]
     if shares_user:
         whole += [(OWNERS, errno.EPERM), (MODES_AND_TIMES, LIE)]

@@ -245,4 +245,50 @@ _ON_RIGHTS = [
         root=True,
     ),
 ]
-UNLISTED = [*_OF_THE_AGENT, *_ON_COUNTS, *_ON_RIGHTS]
+_FILTER = """\
+import struct
+ins = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))  # allows all
+program = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 1, ctypes.addressof(ins)))
+at = ctypes.addressof(program)
+call(157, 38, 1, 0, 0, 0)
+"""
+_NO_CORES = """\
+import resource, struct
+none = ctypes.create_string_buffer(struct.pack('QQ', 0, 0))
+before = resource.getrlimit(4)
+{change}
+reached = before != (0, 0) == resource.getrlimit(4)"""
+_WAITS = """\
+s = attempt(socket.socket)
+reached = s and (attempt(s.setsockopt, 6, {option}, 7), s.getsockopt(6, {option}))[1] == 7"""
+_UPPER = 1 << 32
+_ON_FILTERS = [
+    Attack("filter system calls", KERNEL, _FILTER + "reached = call(317, 1, 0, at) == 0"),
+    Attack("filter system calls and be asked", KERNEL, _FILTER + "reached = call(317, 1, 8, at) >= 0"),
+    Attack("filter system calls by prctl", KERNEL, _FILTER + "reached = call(157, 22, 2, at) == 0"),
+    Attack("filter system calls by an upper half", KERNEL, _FILTER + f"reached = call(157, {_UPPER} | 22, 2, at) == 0"),
+    Attack(
+        "filter a socket by an upper half",
+        KERNEL,
+        f"{_FILTER}s = socket.socketpair()[0]\nreached = call(54, s.fileno(), {_UPPER} | 1, 26, at, 16) == 0",
+    ),
+    Attack(
+        "have a socket linger by an upper half",
+        KERNEL,
+        "s, on = socket.socketpair()[0], ctypes.create_string_buffer(bytes([1, 0, 0, 0, 9, 0, 0, 0]))\n"
+        f"call(54, s.fileno(), {_UPPER} | 1, 13, ctypes.addressof(on), 8)\nreached = s.getsockopt(1, 13, 8)[0]",
+    ),
+    *(
+        Attack(f"change the limit of cores by an upper half and {name}", KERNEL, _NO_CORES.format(change=change))
+        for name, change in (
+            ("setrlimit", f"call(160, {_UPPER} | 4, ctypes.addressof(none))"),
+            ("prlimit64", f"call(302, 0, {_UPPER} | 4, ctypes.addressof(none), 0)"),
+        )
+    ),
+    Attack("have a closed connection stay for minutes", KERNEL, _WAITS.format(option=8)),
+    Attack("have a closed connection stay for days", KERNEL, _WAITS.format(option=18)),
+]
+"""On what all programs of the kernel, and all connections, have one limit of: it counts who is gone, too.
+
+The kernel reads the lower halves of some arguments, and a filter has to look at no more of them."""
+UNLISTED = [*_OF_THE_AGENT, *_ON_COUNTS, *_ON_RIGHTS, *_ON_FILTERS]

@@ -78,7 +78,7 @@ def test_seccomp_profile_allows_python_and_no_danger() -> None:
         name for r in profile["syscalls"] if r["action"] == "SCMP_ACT_ALLOW" and "args" not in r for name in r["names"]
     }
     assert not allowed & set(DANGEROUS.split()) and not allowed & {"socket", "clone"}
-    assert set(NEEDED.split()) - {"clone", "ioctl"} <= allowed == set(ALLOWED.split())
+    assert set(NEEDED.split()) - {"clone", "ioctl", "prctl"} <= allowed == set(ALLOWED.split())
     assert all(entry["subArchitectures"] == [] for entry in profile["archMap"])
 
 
@@ -94,6 +94,25 @@ def test_seccomp_profile_checks_arguments() -> None:
     tests = [r["args"][0] for r in rules if r["names"] == ["ioctl"]]
     for value, allowed in ((0x5401, True), (0x5423, False), (1 << 32 | 0x5423, False)):
         assert any(value & test["value"] == test["valueTwo"] for test in tests) is allowed
+
+
+@pytest.mark.parametrize(
+    ("call", "at", "refused"),
+    [
+        *(("prctl", 0, [22]), ("setrlimit", 0, [4]), ("prlimit64", 1, [4])),
+        *(("setsockopt", 1, [1, 6]), ("ioctl", 1, [0x5423])),
+    ],
+)
+def test_seccomp_profile_compares_lower_halves(call: str, at: int, refused: list[int]) -> None:
+    """As the kernel does of an int: a higher bit must lead past no rule."""
+    rules = [r["args"] for r in json.loads(seccomp_profile())["syscalls"] if r["names"] == [call] and "args" in r]
+    looking = [test for args in rules for test in args if test["index"] == at]
+    tests = [test for test in looking if test["op"] == "SCMP_CMP_MASKED_EQ"]
+    for value in (*range(70), 0x5423, 1 << 31):
+        for upper in (0, 1 << 32, 1 << 63):
+            allowed = any((upper | value) & test["value"] == test["valueTwo"] for test in tests)
+            assert allowed is (value not in refused), (value, upper)
+    assert all(test in tests or test["op"] == "SCMP_CMP_EQ" for test in looking)
 
 
 # A container

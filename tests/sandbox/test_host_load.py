@@ -225,6 +225,15 @@ OF_THE_HOST = {
         f"flush by {name}": f"ctypes.set_errno(0)\nattempt({name}, os.pipe()[1])\nreached = ctypes.get_errno() == 22"
         for name in ("os.fsync", "os.fdatasync")
     },
+    "throw files out of its memory": "reached = call(28, 1, 1, 21) < 0",
+    "read its disk past its memory": "reached = attempt(os.open, '/bin/sh', os.O_DIRECT)",
+    "read its disk by a flag that is set later": (
+        "import fcntl\nfd = os.open('/bin/sh', 0)\nreached = attempt(fcntl.fcntl, fd, 4, os.O_DIRECT) == 0"
+    ),
+    "open files by a structure that no filter can see": (
+        "name, how = ctypes.create_string_buffer(b'/bin/sh'), (ctypes.c_uint64 * 3)(os.O_DIRECT)\n"
+        "reached = call(437, -100, ctypes.addressof(name), ctypes.addressof(how), 24) >= 0"
+    ),
     "flush by syncfs": "reached = call(306, -1) < 0",
     "flush by sync_file_range": "reached = call(277, -1, 0, 0, 2) < 0",
     "flush by msync": "reached = call(26, 1, 1, 4) < 0",
