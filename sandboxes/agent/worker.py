@@ -37,6 +37,9 @@ def serve(requests: int, answers: int) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # an OSError instead, as Python has it
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for fd in (requests, answers):  # who outlives this process holds neither, so that its end is noticed
+        os.set_inheritable(fd, False)
+    os.register_at_fork(after_in_child=functools.partial(_close, requests, answers))
     for name, fd in (("stdout", 1), ("stderr", 2)):
         raw = io.FileIO(fd, "w", closefd=False)  # by the line, so that what was printed outlives a kill
         text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
@@ -116,6 +119,12 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     return loop
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):  # the code has closed it
+            os.close(fd)
 
 
 def _no_input(prompt: object = "", /) -> NoReturn:

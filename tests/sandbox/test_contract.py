@@ -138,7 +138,14 @@ def test_run_python_runs_no_part_of_malformed_code(box, run):
 
 
 @pytest.mark.parametrize(
-    "code", ["import os; os._exit(3)", "import os; os.kill(os.getpid(), 9)", "import os; os.closerange(0, 999)"]
+    "code",
+    [
+        "import os; os._exit(3)",
+        "import os; os.kill(os.getpid(), 9)",
+        "import os; os.closerange(0, 999)",
+        "import os, time; os.fork() or time.sleep(60); os._exit(3)",
+        "import os; os.system('sleep 60 &'); os._exit(3)",
+    ],
 )
 def test_run_python_survives_the_end_of_its_interpreter(box, run, code):
     run(box.run_python("x = 1"))
