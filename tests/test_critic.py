@@ -157,8 +157,8 @@ def test_kl_in_reward_enters_advantages_and_targets() -> None:
     x = judge.experience(group_episodes([episode("win", 1.0)]))
     nearer = x.rows.rollout_logprobs - 0.5 * x.rows.loss_mask  # each token costs .5 * .5
     batch, _ = weigh(judge, x, valued(x, [0.25] * 4, reference_logprobs=nearer))
-    assert at_sampled(targets(batch).returns, batch) == [pytest.approx([0.0, 0.25, 0.5, 0.75])]
-    assert at_sampled(batch.advantages, batch) == [pytest.approx([-0.25, 0.0, 0.25, 0.5])]
+    assert at_sampled(targets(batch).returns, batch) == [pytest.approx([0.0, 0.25, 0.5, 0.75], abs=1e-7)]
+    assert at_sampled(batch.advantages, batch) == [pytest.approx([-0.25, 0.0, 0.25, 0.5], abs=1e-7)]
 
 
 def test_gae_values_truncated_ends_at_zero() -> None:

@@ -85,6 +85,18 @@ def test_step_grouped_counts_returns_from_the_turn():
     assert got[0] == pytest.approx([0.25, -0.5]) and got[1] == pytest.approx([-0.25, 0.5])
 
 
+def test_step_grouped_sees_no_difference_in_rounding():
+    """0.9 by other components: in float32 these sums differ, and a deviation of their rounding would divide them."""
+    parts = [(0.2, 0.7), (0.1, 0.8), (0.9, 0.0), (0.6, 0.3)]
+    episodes = [
+        walk(f"e{i}", "a", None, "s", rewards=tuple(map(Reward, ("right", "short"), part)))
+        for i, part in enumerate(parts)
+    ]
+    for changes in ({}, {"shaping": [{"name": "scale", "factor": 0.3}]}):
+        algorithm = Algorithm(AlgorithmConfig.model_validate({"advantage": "step-grouped"} | changes))
+        assert by_turn(algorithm, episodes) == [[], [], [], []]
+
+
 def test_state_advantages_merge_rows_of_forks():
     episodes = [walk("e0", "a", 1.0, "s", "t"), walk("e1", "a", 0.0, "s", "t"), walk("e2", "a", 0.0, "s", "t")]
     one = by_turn(Algorithm(AlgorithmConfig(advantage=GIGPO)), episodes)

@@ -223,7 +223,7 @@ class Algorithm(Requirements):
         )
         change = rows.sum(torch.where(rows.loss_mask, rewards - rows.rewards, 0.0))
         scores = x.scores.index_add(0, rows.episode, change)
-        return replace(x, scores=scores, rows=replace(rows, rewards=rewards.float()))
+        return replace(x, scores=scores, rows=replace(rows, rewards=rewards))
 
     @torch.no_grad()
     def prepare(self, logprobs: Tensor, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:

@@ -87,7 +87,8 @@ class Rows(Stage):
     rollout_logprobs: Tensor
     """float32, in nats, under the distribution that was sampled from (mu); 0 outside the mask."""
     rewards: Tensor
-    """float32: what each turn earned, on its last sampled token; 0 elsewhere."""
+    """float64, in which sums that are equal but for their order stay so: what each turn earned, on its last sampled
+    token; 0 elsewhere."""
     turns: Tensor
     """int64: the turn of each token; -1 for padding."""
     versions: Tensor

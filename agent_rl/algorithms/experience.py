@@ -137,7 +137,7 @@ class Experience:
         if not len(rows):
             return replace(self, scores=scores)
         rewards = rows.rewards.clone()
-        change = (scores - self.scores).nan_to_num(0.0).float()
+        change = (scores - self.scores).nan_to_num(0.0)
         sampled = rows.in_time
         episode = rows.episode_of_token[sampled]
         last = episode != torch.cat([episode[1:], episode.new_full((1,), -1)])  # an episode's rows are neighbours

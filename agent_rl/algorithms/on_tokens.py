@@ -21,7 +21,7 @@ def of_tokens(rows: Rows) -> dict[str, Tensor | None]:
 
 
 def settled(rows: Rows) -> Tensor:
-    """The rewards of rows, moved to sampled tokens, float32 `[N]`."""
+    """The rewards of rows, moved to sampled tokens, float64 `[N]`."""
     found = torch.zeros_like(rows.rewards)
     for part in cut_lengths(rows.lengths, LINES):
         grid = rows.grid(torch.tensor(part))

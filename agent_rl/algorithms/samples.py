@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ class Sample:
     loss_mask: BoolArray
     rollout_logprobs: FloatArray
     """0 where `loss_mask` is False, so that no NaN can reach a sum."""
-    rewards: FloatArray
+    rewards: npt.NDArray[np.float64]
     """What each turn earned, on its last sampled token."""
     policy_versions: IntArray
     """-1 where no token was sampled."""
@@ -67,9 +68,9 @@ def rows_of(episode: Episode) -> list[tuple[int, Trajectory, BoolArray]]:
     return [(n, t, mask) for n, t in enumerate(episode.trajectories) if (mask := t.own_loss_mask).any()]
 
 
-def _earned(episode: Episode, rows: Sequence[tuple[int, Trajectory, BoolArray]]) -> list[FloatArray]:
+def _earned(episode: Episode, rows: Sequence[tuple[int, Trajectory, BoolArray]]) -> list[npt.NDArray[np.float64]]:
     """Lay the episode's rewards out over its rows."""
-    earned = [np.zeros(len(mask), np.float32) for _, _, mask in rows]
+    earned = [np.zeros(len(mask)) for _, _, mask in rows]
     last: dict[int, tuple[int, int]] = {}  # turn → the row and place of its last sampled token
     for row, (_, trajectory, mask) in enumerate(rows):
         places = np.flatnonzero(mask)
@@ -98,7 +99,7 @@ def collate(samples: Sequence[Sample]) -> Rows:
         token_ids=flat([s.token_ids for s in samples], torch.int64),
         loss_mask=flat([s.loss_mask for s in samples], torch.bool),
         rollout_logprobs=flat([s.rollout_logprobs for s in samples], torch.float32),
-        rewards=flat([s.rewards for s in samples], torch.float32),
+        rewards=flat([s.rewards for s in samples], torch.float64),
         turns=flat([s.turns for s in samples], torch.int64),
         versions=flat([s.policy_versions for s in samples], torch.int64),
         sources=flat([s.sources for s in samples], torch.int64),

@@ -96,11 +96,10 @@ def score_rows(
     """
     whole = [torch.zeros_like(rows.rollout_logprobs) for _ in names]
     for indices, prompt in micro_batches(model, rows, group, precision, token_budget):
-        part, grid = rows.padded(indices, model.device), rows.grid(torch.tensor(indices))
+        part, grid = rows.padded(indices), rows.grid(torch.tensor(indices))
         with routed(model, None if given is None else grid.lay(given, -1)) as routes:
-            scores = score_tokens(
-                model, part.token_ids, temperature, wanted=part.loss_mask, prompt=prompt, precision=precision
-            )
+            ids, wanted = part.token_ids.to(model.device), part.loss_mask.to(model.device)  # mps has no float64
+            scores = score_tokens(model, ids, temperature, wanted=wanted, prompt=prompt, precision=precision)
         if log is not None:
             log.add(grid, routes)
         for out, name in zip(whole, names, strict=True):
