@@ -54,7 +54,7 @@ def at_intervals(seconds: float, function: Callable[[], object], name: str) -> I
 
 
 def _print_stacks_unless_called_again() -> None:
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # there is no stderr, or it is closed
+    with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr, or it is closed
         faulthandler.dump_traceback_later(FROZEN, file=sys.__stderr__)  # type: ignore[arg-type]
 
 
