@@ -135,7 +135,7 @@ def _unsized(config: dict[str, object]) -> None:
 
 WEAKER: Mapping[Guarantee, Callable[[dict[str, object]], object]] = {
     Guarantee.FILES: _mounted,
-    Guarantee.NETWORK: lambda config: config.update(NetworkMode="host"),
+    Guarantee.NETWORK: lambda config: config.update(NetworkMode="host", Sysctls={}),
     Guarantee.SIGNALS: lambda config: config.update(PidMode="host"),
     Guarantee.KERNEL: lambda config: config.update(SecurityOpt=["seccomp=unconfined"]),
     Guarantee.MEMORY: lambda config: config.update(Memory=2**31, MemorySwap=2**31),
