@@ -233,6 +233,9 @@ async def call_tools(tools: Mapping[str, AnyTool], calls: Sequence[ToolCall], in
         InfrastructureError: if a tool raised it, as soon as it did; the other calls are cancelled.
     """
     recorded = cassette.get()
+    if len(calls) == 1:  # as most often, and 1 µs faster
+        only = _begin(tools, calls[0], instance, recorded)
+        return (only if isinstance(only, Message) else await only(),)
     answers: list[Message | _Start] = []
     lock, is_behind = asyncio.Lock(), False  # a lock lets those in that came first
     for call in calls:
