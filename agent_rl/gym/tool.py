@@ -234,8 +234,7 @@ async def call_tools(tools: Mapping[str, AnyTool], calls: Sequence[ToolCall], in
     """
     recorded = cassette.get()
     if len(calls) == 1:  # as most often, and 1 µs faster
-        only = _begin(tools, calls[0], instance, recorded)
-        return (only if isinstance(only, Message) else await only(),)
+        return (await _settled(_begin(tools, calls[0], instance, recorded)),)
     answers: list[Message | _Start] = []
     lock, is_behind = asyncio.Lock(), False  # a lock lets those in that came first
     for call in calls:
@@ -253,10 +252,14 @@ async def call_tools(tools: Mapping[str, AnyTool], calls: Sequence[ToolCall], in
     return tuple(a if isinstance(a, Message) else next(late) for a in answers)
 
 
+async def _settled(answer: Message | _Start) -> Message:
+    """Wait for an answer, if that has to be."""
+    return answer if isinstance(answer, Message) else await answer()
+
+
 async def _begin_later(begin: Callable[[], Message | _Start]) -> Message:
     """Begin a call that had to wait, and answer it."""
-    answer = begin()
-    return answer if isinstance(answer, Message) else await answer()
+    return await _settled(begin())
 
 
 async def _in_turn(lock: asyncio.Lock, start: _Start) -> Message:
@@ -308,8 +311,7 @@ async def _work(called: AnyTool, call: ToolCall, bound: Callable[[], object]) ->
     """Make a sync call in a worker thread; the tool's timeout is for one that is not quick."""
     running = WorkerCall(bound, f"tool {call.name}", quick=True)
     if await running.returns_quickly():
-        answer = _answer(called, call, running.finished)
-        return answer if isinstance(answer, Message) else await answer()
+        return await _settled(_answer(called, call, running.finished))
     return await _wait(called, call, running.result)
 
 

@@ -185,7 +185,8 @@ def _plateau(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
     tune = "try another optimizer.lr, more rollout.groups, and read episodes of both kinds (agent-rl stats RUN)"
     reason = _reason(last)
     name, why = reason or ("plateau", f", although groups differ and have gradients: {tune}")
-    if level := window if reason and gain < PROGRESS else _level(steps, window):
+    level = window if reason and gain < PROGRESS else _level(steps, window)
+    if level:
         yield name, f"{level} steps without progress at {success:.0%} success{why}"
 
 
