@@ -11,7 +11,8 @@ import pytest
 from agent_rl.core.addresses import is_public
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import ConfigError
-from agent_rl.gym.tool import Tool, call_tools
+from agent_rl.gym.tool import Tool
+from agent_rl.gym.tool_calls import call_tools
 from agent_rl.tools.fetch import Place, _allowed, _of_html, fetch_tool
 from tests.web_server import drip, reply, serving
 

@@ -26,7 +26,7 @@ from agent_rl.formats.chat import read_chat
 from agent_rl.formats.reading import import_episodes
 from agent_rl.formats.writing import export_episodes
 from agent_rl.gym.env import messages_of
-from agent_rl.gym.tool import call_tools
+from agent_rl.gym.tool_calls import call_tools
 from agent_rl.judge.prompt import exhibit
 from agent_rl.policy import oracle
 from agent_rl.rollout import Job, run_episode

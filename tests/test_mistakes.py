@@ -18,7 +18,7 @@ from agent_rl.cli import main
 from agent_rl.gym import registry
 from agent_rl.gym.reward import checked_reward
 from agent_rl.gym.tasks import TaskSource
-from agent_rl.gym.tool import call_tools
+from agent_rl.gym.tool_calls import call_tools
 from agent_rl.runs.folder import removed_if_unused
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.tools.mcp import McpServer, McpSession

@@ -16,7 +16,8 @@ from tree import run_python
 import agent_rl as ar
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import ConfigError, ToolServerError
-from agent_rl.gym.tool import AnyTool, call_tools
+from agent_rl.gym.tool import AnyTool
+from agent_rl.gym.tool_calls import call_tools
 from agent_rl.gym.tool_limits import pause
 from agent_rl.tools.answer_cache import AnswerCache
 from agent_rl.tools.remote_search import _seconds_until, retrieve_tool, web_search_tool
@@ -79,7 +80,7 @@ def url(server: Server) -> Iterator[str]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between attempts, which are not waited for."""
     asked: list[float] = []
-    monkeypatch.setattr("agent_rl.gym.tool.pause", lambda done, error: asked.append(pause(done, error)) or 0)
+    monkeypatch.setattr("agent_rl.gym.tool_calls.pause", lambda done, error: asked.append(pause(done, error)) or 0)
     return asked
 
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError
-from agent_rl.gym.tool import Tool, call_tools, tool
+from agent_rl.gym.tool import Tool, tool
+from agent_rl.gym.tool_calls import call_tools
 
 
 class Color(enum.Enum):

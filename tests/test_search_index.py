@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agent_rl.core.messages import ToolCall
 from agent_rl.errors import ConfigError
-from agent_rl.gym.tool import call_tools
+from agent_rl.gym.tool_calls import call_tools
 from agent_rl.tools import dense
 from agent_rl.tools import search as search_module
 from agent_rl.tools.search import Passage, SearchIndex, described, open_index, open_search, search_tool

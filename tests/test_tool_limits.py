@@ -12,7 +12,8 @@ from agent_rl.core.meter import Meter, meter, sleep_uncounted, time_left, wait_u
 from agent_rl.envs.sql import Sql, make_task
 from agent_rl.errors import DefinitionError, InfrastructureError, SandboxError
 from agent_rl.gym import tool_limits
-from agent_rl.gym.tool import BLOCKED, Tool, ToolSpec, call_tools
+from agent_rl.gym.tool import Tool, ToolSpec
+from agent_rl.gym.tool_calls import BLOCKED, call_tools
 from agent_rl.gym.tool_limits import pause
 from agent_rl.rollout.episode import EpisodeRun
 from agent_rl.rollout.job import Job
@@ -36,7 +37,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         asked.append(pause(failures, error))
         return 0
 
-    monkeypatch.setattr("agent_rl.gym.tool.pause", skip)
+    monkeypatch.setattr("agent_rl.gym.tool_calls.pause", skip)
     return asked
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,9 @@ from agent_rl.algorithms.batch import Rows
 from agent_rl.core.episode import Episode
 from agent_rl.core.trajectory import BoolArray, ExpertArray, FloatArray, IntArray, Trajectory
 
+Rewards: TypeAlias = npt.NDArray[np.float64]
+"""In float64, as 0.2 + 0.7 is not 0.1 + 0.8 in float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -23,7 +27,7 @@ class Sample:
     loss_mask: BoolArray
     rollout_logprobs: FloatArray
     """0 where `loss_mask` is False, so that no NaN can reach a sum."""
-    rewards: npt.NDArray[np.float64]
+    rewards: Rewards
     """What each turn earned, on its last sampled token."""
     policy_versions: IntArray
     """-1 where no token was sampled."""
@@ -68,7 +72,7 @@ def rows_of(episode: Episode) -> list[tuple[int, Trajectory, BoolArray]]:
     return [(n, t, mask) for n, t in enumerate(episode.trajectories) if (mask := t.own_loss_mask).any()]
 
 
-def _earned(episode: Episode, rows: Sequence[tuple[int, Trajectory, BoolArray]]) -> list[npt.NDArray[np.float64]]:
+def _earned(episode: Episode, rows: Sequence[tuple[int, Trajectory, BoolArray]]) -> list[Rewards]:
     """Lay the episode's rewards out over its rows."""
     earned = [np.zeros(len(mask)) for _, _, mask in rows]
     last: dict[int, tuple[int, int]] = {}  # turn → the row and place of its last sampled token

@@ -22,7 +22,8 @@ from agent_rl.gym.reward import RewardComponent, collect_rewards, declared_membe
 from agent_rl.gym.scoring import Scoring
 from agent_rl.gym.task_files import TaskRows
 from agent_rl.gym.tasks import TaskFunction
-from agent_rl.gym.tool import AnyTool, Tool, ToolSpec, call_tools
+from agent_rl.gym.tool import AnyTool, Tool, ToolSpec
+from agent_rl.gym.tool_calls import call_tools
 
 Script: TypeAlias = Generator[str | Message, tuple[Message, ...], None]
 """Plays the policy: yields an answer (a str is an assistant message), is sent the observation that it led to."""

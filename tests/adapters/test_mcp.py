@@ -21,7 +21,7 @@ from mcp_types import CallToolResult, EmbeddedResource, ResourceLink, TextResour
 import agent_rl as ar
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import ConfigError, DefinitionError, InfrastructureError, ToolServerError
-from agent_rl.gym.tool import call_tools
+from agent_rl.gym.tool_calls import call_tools
 from agent_rl.tools.mcp import McpEnv, McpServer, McpSession, _as_text, _parts_of
 from tests.adapters.mcp_server import PICTURE, make_server
 
