@@ -2,18 +2,24 @@
 
 import asyncio
 import math
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from agent_rl.algorithms import Algorithm, AlgorithmConfig
+from agent_rl.algorithms.components import advantage
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.rollouts import StepBatch
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.group_sampling import episodes_of
+from agent_rl.core.episode import Episode, Outcome, Reward
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.rollout import Job, continuation, run_jobs
@@ -92,6 +98,36 @@ def test_vine_values_are_reproducible_means(trainer: Trainer) -> None:
     assert {round(v, 6) for v in valued[known].tolist()} <= thirds
     other, _ = trainer.rollouts.value(1, given)
     assert not torch.equal(other.nan_to_num(-1), valued.nan_to_num(-1))
+
+
+def test_vine_values_states_for_advantages_without_discount(trainer: Trainer) -> None:
+    @advantage("test-over-beginning", formula="A = R - V_0")
+    def over_beginning(scores: torch.Tensor, state_values: torch.Tensor) -> torch.Tensor:
+        return scores - state_values[:, 0]
+
+    given = sampled(trainer).batch
+    plain, _ = trainer.rollouts.value(0, given)
+    own = AlgorithmConfig.model_validate(VINE | {"advantage": "test-over-beginning"})
+    trainer.rollouts.algorithm = Algorithm(own)
+    found, _ = trainer.rollouts.value(0, given)
+    torch.testing.assert_close(found, plain, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("ending", "value", "unscored"), [("exclude", 1.0, 10.0), ("mask", 34.0, 0.0)])
+def test_vine_values_leave_excluded_endings_out(
+    trainer: Trainer, ending: str, value: float, unscored: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, play = sampled(trainer).batch, trainer.rollouts.play
+    trainer.rollouts.algorithm = Algorithm(AlgorithmConfig.model_validate(VINE | {"endings": {"truncated": ending}}))
+    ends = ((100.0, Outcome.TRUNCATED), *[(1.0, Outcome.TERMINATED)] * 2)  # the first of the three is cut
+
+    def first_is_cut(jobs: list[Job], params: SamplingParams) -> list[Episode]:
+        found = zip(play(jobs, params), cycle(ends), strict=False)
+        return [replace(e, rewards=(Reward("r", earned),), outcome=outcome) for e, (earned, outcome) in found]
+
+    monkeypatch.setattr(trainer.rollouts, "play", first_is_cut)
+    values, metrics = trainer.rollouts.value(0, given)
+    assert set(values[values.isfinite()].tolist()) == {value} and metrics["vine/unscored"] == unscored
 
 
 def test_continuations_are_neither_stored_nor_trained_on(trainer: Trainer) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.algorithms.state_values import plan as plan_continuations
-from agent_rl.core.episode import Episode, EpisodeGroup
+from agent_rl.core.episode import Episode, EpisodeGroup, Outcome
 from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env
@@ -177,8 +177,10 @@ def value_states(
     episodes = episodes_of(groups)
     x = algorithm.experience(groups)
     found = plan_continuations(episodes, x.kept.tolist(), algorithm.config.vine, rng)
-    continued = run([_continued(spec, episodes[s.episode], s.turn, s.seed) for s in found.starts])
-    gamma = cast(float, algorithm.config.advantage["gamma"])  # a knob of state-values
+    ran = run([_continued(spec, episodes[s.episode], s.turn, s.seed) for s in found.starts])
+    excluded = (algorithm.endings.get(e.ending) == "exclude" for e in ran)
+    continued = [replace(e, outcome=Outcome.FAILED) if out else e for e, out in zip(ran, excluded, strict=True)]
+    gamma = cast(float, algorithm.config.advantage.get("gamma", 1.0))  # a knob of state-values; yours may have none
     return found.values(continued, (len(episodes), x.states.shape[1]), gamma=gamma)
 
 
