@@ -1,6 +1,7 @@
 """Learning from stored episodes: indexing, order, errors, and a run from start to resume."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.cli import main
 from agent_rl.core.episode import Episode, Origin, Outcome, Reward
+from agent_rl.core.trajectory import Trajectory
 from agent_rl.errors import ConfigError, DamagedEpisodeError, StoreError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import task_key
@@ -177,7 +179,9 @@ def test_is_rendered_by_tells_formats_apart(folder: Path, tmp_path: Path) -> Non
 
 def settings(tmp_path: Path, folder: Path, **changes: object):  # type: ignore[no-untyped-def]
     start = str(folder / "checkpoint")
-    return config(tmp_path, algorithm=DPO, episodes=str(folder), start_from=start, rollout=ROLLOUT, **changes)
+    return config(
+        tmp_path, **{"algorithm": DPO, "episodes": str(folder), "start_from": start, "rollout": ROLLOUT} | changes
+    )
 
 
 ROLLOUT = {"groups": 2, "samples": 4, "slots": 8, "max_tokens": 24}
@@ -200,6 +204,22 @@ def test_dpo_run_on_stored_episodes_learns(folder: Path, tmp_path: Path) -> None
     known = {e.id for e in read_episodes(folder) if e.origin.purpose == "train"}
     assert Path(places["file"]) == folder and 0 < len(places["groups"]) < len(known) / 4
     assert "groups from" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("logprob", "bound", "updates"), [(-9.0, 0.5, 3.0), (math.nan, 1e-9, 1.0)])
+def test_target_kl_bounds_the_step_on_stored_episodes(
+    logprob: float, bound: float, updates: float, folder: Path, tmp_path: Path
+) -> None:
+    """It is no distance from who sampled them: another policy, or a person, of whom there are no log-probabilities."""
+
+    def by_another(t: Trajectory) -> Trajectory:
+        return Trajectory.restore(t.token_ids.tolist(), t.spans, [logprob] * t.sampled, None, t.forked_from)
+
+    stored = [e for e in read_episodes(folder) if e.origin.purpose == "train"]
+    file = write(tmp_path / "s", *(replace(e, trajectories=tuple(map(by_another, e.trajectories))) for e in stored))
+    run = settings(tmp_path, folder, episodes=str(file), steps=1, updates={"epochs": 3, "target_kl": bound})
+    (row,) = (row for row in metrics_of(start_run(run, Progress())) if row["kind"] == "train")
+    assert row["train/updates"] == updates and row["update/1/old_kl"] == pytest.approx(0, abs=1e-10)
 
 
 def test_dpo_learns_from_the_rollout_command(talker: Path, tmp_path: Path) -> None:

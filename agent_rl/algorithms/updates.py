@@ -28,7 +28,8 @@ class UpdatesConfig(Section):
     target_kl: float | None = Field(None, gt=0)
     """Nats per token: an update that finds theta this far from old is not taken, nor are those after it in the step;
     the first one always is. KL(old, theta) is estimated by k3 over the sampled tokens of its mini-batch.
-    On verl it is measured before the update, and costs a forward pass more."""
+    On verl it is measured before the update, and costs a forward pass more. On stored episodes old is theta before the
+    step, whoever sampled them, which costs one a step."""
 
     @property
     def most(self) -> int:

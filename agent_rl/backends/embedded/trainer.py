@@ -280,7 +280,8 @@ class Trainer:
         metrics = dict[str, float]()
         given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
         scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
-        if self.algorithm.recomputes_old:
+        bounded = self.stored is not None and self.config.updates.target_kl is not None  # mu is any policy there
+        if self.algorithm.recomputes_old or bounded:
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
             log = RouteLog(len(rows.token_ids)) if self.is_mixture else None
             started = time.perf_counter()
