@@ -129,6 +129,15 @@ def test_preferences_are_the_best_and_worst_of_a_group() -> None:
     assert [c["function"]["arguments"] for c in called[0]["tool_calls"]] == [dict(c.arguments) for c in CALLS]
 
 
+def test_preferences_ignore_rounding_and_episodes_without_a_reply() -> None:
+    summed = talked("summed", rewards=(Reward("r", 0.1), Reward("r", 0.2)))
+    given, better = (talked(str(r), rewards=(Reward("r", r),)) for r in (0.3, 0.5))
+    silent = replace(given, messages=MESSAGES[:2], steps=(), trajectories=(), rewards=(Reward("r", 0.0),))
+    assert not [*LINES["preferences"]([summed, given, silent])]
+    (pair,) = LINES["preferences"]([silent, given, better])
+    assert (pair["chosen_id"], pair["rejected_id"]) == ("0.5", "0.3")
+
+
 def test_preferences_pair_no_two_tasks_of_an_evaluation() -> None:
     def sample(id: str, reward: float, task: int) -> Episode:
         return talked(id, group_id="eval-00000-sampled", task={"n": task}, rewards=(Reward("r", reward),))

@@ -12,6 +12,8 @@ from agent_rl.gym.tasks import task_key
 
 IGNORED = -100
 """The label of a token without a loss, as Hugging Face's and PyTorch's losses have it."""
+ROUNDING = 1e-6
+"""Rewards that are closer than this are equal, as in training: 0.1 + 0.2 is not 0.3."""
 
 
 def message_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
@@ -47,12 +49,12 @@ def preference_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
 
     The prompt is what the environment said first, and the arguments of calls are objects: chat templates write those as
     JSON themselves, and few of them take a text. Two of a group that were opened differently are no pair, nor are two
-    of an evaluation, whose tasks are one group, with different tasks.
+    of an evaluation, whose tasks are one group, with different tasks. One that ended before the first reply is in none.
     """
     best: dict[tuple[str, str, str], Episode] = {}
     worst: dict[tuple[str, str, str], Episode] = {}
     for episode in episodes:
-        if episode.reward is None or episode.origin.greedy:
+        if episode.reward is None or episode.origin.greedy or next(turns(episode)).messages == episode.messages:
             continue
         key = (episode.env, episode.group_id, task_key(episode.task))
         if key not in best or _reward(episode) > _reward(best[key]):
@@ -62,7 +64,7 @@ def preference_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:
     for key, chosen in best.items():
         rejected = worst[key]
         opening, other = (next(turns(e)).messages for e in (chosen, rejected))
-        if opening == other and _reward(chosen) > _reward(rejected):
+        if opening == other and _reward(chosen) - _reward(rejected) > ROUNDING:
             yield {
                 "prompt": chat_messages(opening, as_objects=True),
                 "chosen": chat_messages(chosen.messages[len(opening) :], as_objects=True),
