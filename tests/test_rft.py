@@ -1,6 +1,7 @@
 """Rejection-sampling fine-tuning: what the filter keeps, the likelihood by hand, and a run on stored episodes."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,13 @@ def test_successful_ignores_what_is_not_trained_on() -> None:
     algorithm = Algorithm(preset("algorithm.endings.truncated=mask"))
     x = algorithm.experience(group_episodes([cut, twin]))
     assert x.kept.tolist() == [False, True]
+
+
+def test_successful_takes_sums_that_rounding_leaves_below() -> None:
+    rewards = tuple(Reward(f"r{weight}", 1.0, weight) for weight in (0.7, 0.2, 0.1))
+    full, short = episode("full", 1.0, (20,)), episode("short", 0.999, (21,))
+    x = Algorithm(preset()).experience(group_episodes([replace(full, rewards=rewards), short]))
+    assert x.kept.tolist() == [True, False]
 
 
 def test_likelihood_matches_a_hand_computation() -> None:

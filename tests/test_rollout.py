@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -225,6 +226,22 @@ def test_step_rewards_alone_that_earn_nothing_are_no_success():
 
     episodes = [asyncio.run(run_episode(Job(dice_spec(Paid), {}, 0), play(earned))) for earned in ("0", "0.5", "1")]
     assert [(e.reward, e.success) for e in episodes] == [(0.0, False), (0.5, False), (1.0, True)]
+
+
+@pytest.mark.parametrize("steps", [6, 10])
+def test_step_rewards_that_add_up_to_one_are_success(steps):
+    class Climb(Env):
+        def reset(self, task, rng):
+            self.climbed = 0
+            return "go"
+
+        def step(self, action):
+            self.climbed += 1
+            return Step("on", reward=1 / steps, terminated=self.climbed == steps)
+
+    episode = asyncio.run(run_episode(Job(dice_spec(Climb), {}, 0), play(*["up"] * steps)))
+    assert episode.reward == pytest.approx(1.0) and episode.success
+    assert not replace(episode, rewards=episode.rewards[1:]).success
 
 
 def test_episode_reward_is_none_without_every_score():
