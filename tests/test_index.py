@@ -65,7 +65,7 @@ def test_heads_agree_with_whole_episodes(tmp_path: Path) -> None:
         assert head.tokens == sum(map(len, whole.trajectories)) and head.seed == whole.seed
     assert (heads[0].sampled, heads[0].version) == (4, 8) and heads[0].question.startswith("What does the café")
     assert heads[0].task == {"question": "What does the café's red chair cost?", "answer": "49"}
-    assert heads[0].rewards == {"correct": 1 / 3, "format": 0.25, "style": None} and heads[6].rewards == {"step": 0.5}
+    assert heads[0].rewards == {"correct": 1 / 3, "format": 0.25, "style": None} and heads[6].rewards == {"step": 1.0}
     assert set(FIELDS) < set(heads[0].__slots__)
     for odd in ODD:
         assert ids(file, where=[f"id={quoted(odd.id)}"]) == [odd.id] and find_episode(file, odd.id).id == odd.id

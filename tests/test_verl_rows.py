@@ -7,8 +7,9 @@ import pytest
 
 from agent_rl.algorithms import collate, to_samples
 from agent_rl.backends.verl.worker.rows import check_row, episode_of, rewards_of, rows_of
-from agent_rl.core.episode import Outcome
+from agent_rl.core.episode import Outcome, Reward
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
+from agent_rl.store.heads import Head
 from tests.doubles import example_episode
 
 
@@ -63,6 +64,15 @@ def test_rewards_of_reports_to_verl() -> None:
     assert rewards_of(example_episode()) == {
         **{"success": 0.0, "failed": 0.0, "scored": 1.0, "correct": 1 / 3, "format": 0.25}
     }
+
+
+def test_rewards_of_adds_up_what_turns_earn() -> None:
+    steps = tuple(Reward("step", earned, source="step", turn=turn) for turn, earned in enumerate((0.75, 0.25)))
+    flags = {"success": 1.0, "failed": 0.0, "scored": 1.0}
+    assert rewards_of(example_episode(rewards=steps)) == {"step": 1.0} | flags
+    assert Head.of(example_episode(rewards=steps)).value("rewards.step") == 1.0
+    unscored = example_episode(rewards=(*steps, Reward("step", None, source="step", turn=1)))
+    assert unscored.value("step") is None and unscored.value("other") is None
 
 
 def test_check_row_refuses_changed_rows() -> None:

@@ -240,8 +240,12 @@ class Episode(Displayed):
         return _with_task(self, own_task(self.task))
 
     def value(self, name: str) -> float | None:
-        """Return the value of the reward component called `name`, or None if it is absent or not scored."""
-        return next((r.value for r in self.rewards if r.name == name), None)
+        """Return the value of the reward component called `name`, or None if it is absent or not scored.
+
+        Of one that is earned in turns, such as "step", it is what they add up to.
+        """
+        values = [r.value for r in self.rewards if r.name == name]
+        return sum(v for v in values if v is not None) if values and None not in values else None
 
 
 _scored, _with_task = replacing(Episode, "rewards", "judgements"), replacing(Episode, "task")
