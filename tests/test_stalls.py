@@ -253,6 +253,13 @@ def test_group_metrics_count_groups_tokens_and_repetitions() -> None:
     assert group_metrics([]) == {}
 
 
+def test_group_metrics_take_rewards_for_equal_but_for_rounding() -> None:
+    summed, given = (Reward("r", 0.1), Reward("r", 0.2)), (Reward("r", 0.3),)
+    group = [example_episode(f"e{n}", group_id="g", rewards=rewards) for n, rewards in enumerate((summed, given))]
+    found = group_metrics(group)
+    assert (found["rollout/groups_mixed"], found["rollout/groups_unsolved"]) == (0.0, 1.0)
+
+
 def test_group_metrics_tell_replies_by_their_tokens() -> None:
     one = example_episode("e0", group_id="g")
     own = sum(int(t.own_loss_mask.sum()) for t in one.trajectories)

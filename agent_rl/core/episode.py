@@ -18,8 +18,8 @@ from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.core.trajectory import Trajectory
 from agent_rl.core.usage import Usage
 
-FULL = 1 - 1e-6
-"""The least reward that counts as 1: sums are short of it by rounding, as ten steps of 0.1 are."""
+ROUNDING = 1e-6
+"""Rewards that are closer than this are equal, as in training: ten steps of 0.1 add up to less than 1."""
 
 
 class StopReason(StrEnum):
@@ -190,8 +190,8 @@ class Episode(Displayed):
         if not self.trainable or not self.rewards or self.rewards[0].value is None:
             return None
         if self.rewards[0].source == "step":
-            return self.reward is not None and self.reward >= FULL
-        return self.rewards[0].value >= FULL
+            return self.reward is not None and self.reward >= 1 - ROUNDING
+        return self.rewards[0].value >= 1 - ROUNDING
 
     @property
     def final_text(self) -> str:

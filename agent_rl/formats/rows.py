@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import ROUNDING, Episode
 from agent_rl.core.messages import JSON
 from agent_rl.core.turns import turns
 from agent_rl.formats.chat import chat_messages
@@ -12,8 +12,6 @@ from agent_rl.gym.tasks import task_key
 
 IGNORED = -100
 """The label of a token without a loss, as Hugging Face's and PyTorch's losses have it."""
-ROUNDING = 1e-6
-"""Rewards that are closer than this are equal, as in training: 0.1 + 0.2 is not 0.3."""
 
 
 def message_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, JSON]]:

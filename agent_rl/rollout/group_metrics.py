@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from agent_rl.core.episode import Episode, group_episodes
+from agent_rl.core.episode import ROUNDING, Episode, group_episodes
 
 
 def group_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -23,7 +23,7 @@ def group_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     if not scored:
         return {}
     groups = [group.episodes for group in group_episodes(scored)]
-    equal = [group for group in groups if len({e.reward for e in group}) == 1]
+    equal = [group for group in groups if _spread(group) <= ROUNDING]
     solved = sum(all(e.success for e in group) for group in equal)
     tokens = [sum(int(t.own_loss_mask.sum()) for t in e.trajectories) for e in scored]
     found = {
@@ -38,6 +38,12 @@ def group_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         answers = Counter(e.final_text for e in scored if e.final_text)
         found["rollout/same_answer"] = max(answers.values(), default=0) / len(scored)
     return found
+
+
+def _spread(group: Sequence[Episode]) -> float:
+    """By how much the rewards of scored episodes differ."""
+    rewards = [episode.reward or 0.0 for episode in group]
+    return max(rewards) - min(rewards)
 
 
 def _replies(episode: Episode) -> object:
