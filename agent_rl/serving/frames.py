@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import builtins
 import re
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -19,6 +20,9 @@ from agent_rl import errors
 from agent_rl.core.escaping import ESCAPE, escape, plain, unescape, with_strings
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import ConfigError, RemoteError, SandboxError
+
+if TYPE_CHECKING:
+    from websockets.asyncio.connection import Connection
 
 TOKEN = "AGENT_RL_SERVER_TOKEN"
 """The environment variable with the token that both sides know."""
@@ -101,6 +105,17 @@ def require_websockets() -> None:
     """
     if find_spec("websockets") is None:
         raise ConfigError("servers and their clients need websockets: pip install 'agent-rl[serve]', here and there")
+
+
+def bound_sending(connection: Connection, ping: float) -> None:
+    """End a connection whose other side takes none of what is sent, no later than one that doesn't answer pings.
+
+    A ping waits behind what was sent before it, however long that takes.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux
+        with suppress(OSError):  # it is closed already
+            told = connection.transport.get_extra_info("socket")
+            told.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(2000 * ping))
 
 
 def dump(frame: Frame) -> bytes:

@@ -198,6 +198,7 @@ class Host(ABC, Generic[L]):
         """Answer a client until its connection ends; then free what it held."""
         from websockets.exceptions import ConnectionClosed
 
+        frames.bound_sending(socket, self.settings.ping)
         owner: Owner[L] = Owner()
         self.clients.add(owner)
         try:

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agent_rl.concurrency import LoopThread
 from agent_rl.errors import ConfigError, RemoteError
-from agent_rl.serving.frames import MAX_BYTES, TOKEN, Cancel, Reply, Request, dump, require_websockets
+from agent_rl.serving.frames import MAX_BYTES, TOKEN, Cancel, Reply, Request, bound_sending, dump, require_websockets
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
 PAUSES = (0.0, 0.3, 1.0)
 """Seconds before each try to connect."""
+PING = 20.0
+"""Seconds between pings of a server, and until one that was not answered ends the connection."""
 R = TypeVar("R", bound=Reply)
 _calls = itertools.count()
 
@@ -112,8 +114,11 @@ class Connection(Generic[R]):
                     additional_headers=headers,
                     compression=None,
                     max_size=MAX_BYTES,
+                    ping_interval=PING,
+                    ping_timeout=PING,
                     proxy=None,
                 )
+                bound_sending(socket, PING)
                 return Link(self, socket, self._load)
             except InvalidStatus as error:
                 said = (error.response.body or b"").decode(errors="replace").strip()
@@ -184,6 +189,7 @@ class Link(Generic[R]):
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(self._loss())
+                    waiting.exception()  # so that asyncio does not warn where its caller still sends
             self._socket.transport.abort()
 
     def _loss(self) -> RemoteError:

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from agent_rl.sandboxes.base import Sandbox
 from agent_rl.sandboxes.calls import ExecResult
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.remote import RemoteSandboxes
+from agent_rl.serving import link
 from agent_rl.testing import FakeSandboxes
 from tests.adapters.sandbox_servers import PATIENCE, ROOT, health, serve_command, served, wait_for
 from tests.sandbox.backends import LIMITS
@@ -217,6 +219,50 @@ def test_killed_client_takes_its_processes_along() -> None:
             wait_for(lambda: runs(marker), "the process")
             client.kill()
         wait_for(lambda: health(url)["taken"] == 0 and not runs(marker), "the end of its sandboxes")
+
+
+FROZEN = """
+import asyncio, os, signal, sys
+from agent_rl.sandboxes.remote import RemoteSandboxes
+
+async def main(url):
+    sandbox = await RemoteSandboxes(url).open()
+    await sandbox.write_file("a", b"x" * (15 << 20))
+    reads = [asyncio.create_task(sandbox.read_file("a")) for _ in range(8)]
+    await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_client_frozen_amid_its_answers_is_gone() -> None:
+    """The server's pings wait behind the answers that it doesn't take."""
+    with served(ping=2.0) as url, worker(url, "x", 1, FROZEN) as client:
+        try:
+            wait_for(lambda: health(url)["opened"] == 1, "its sandbox")
+            wait_for(lambda: health(url)["taken"] == 0, "its place")
+            assert os.waitpid(client.pid, os.WUNTRACED | os.WNOHANG)[0] == client.pid  # it is stopped, and lives
+        finally:
+            client.kill()
+
+
+def test_calls_of_a_frozen_server_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "PING", 2.0)
+
+    async def main(url: str, server: int) -> None:
+        sandbox = await RemoteSandboxes(url).open()
+        os.kill(server, signal.SIGSTOP)
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(ar.SandboxError, match="was lost") as raised:
+                await sandbox.write_file("a", b"x" * (15 << 20))
+        assert raised.value.loss.cause is Cause.BACKEND_GONE
+
+    with serve_command() as (server, url):
+        try:
+            asyncio.run(main(url, server.pid))
+        finally:
+            server.send_signal(signal.SIGCONT)
 
 
 def test_unused_and_outlived_leases_are_freed() -> None:
