@@ -121,8 +121,10 @@ class Connection(Generic[R]):
                 bound_sending(socket, PING)
                 return Link(self, socket, self._load)
             except InvalidStatus as error:
-                said = (error.response.body or b"").decode(errors="replace").strip()
-                raise ConfigError(f"{self.url} answers {error.response.status_code}: {said}") from None
+                status, said = error.response.status_code, (error.response.body or b"").decode(errors="replace").strip()
+                if status < 500:
+                    raise ConfigError(f"{self.url} answers {status}: {said}") from None
+                failure = RemoteError(f"status {status}: {said[:200]}")  # such as a proxy's whose server is gone
             except ssl.SSLCertVerificationError as error:
                 why = f"{self.url} has a certificate that nobody here vouches for: {error.verify_message}"
                 raise ConfigError(f"{why}; name its PEM file (ca, or SSL_CERT_FILE)") from None

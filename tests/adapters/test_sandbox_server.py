@@ -10,17 +10,21 @@ import ssl
 import subprocess
 import sys
 import urllib.request
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.server import serve
 
 import agent_rl as ar
+from agent_rl.core.sandbox_loss import Cause
 from agent_rl.sandboxes.calls import ExecResult
 from agent_rl.sandboxes.remote import RemoteSandboxes, packing, wire
 from agent_rl.serving.frames import TOKEN
 from agent_rl.serving.host import ServerSettings
 from agent_rl.testing import FakeSandboxes
-from tests.adapters.sandbox_servers import PATIENCE, ROOT, health, serve_command, served, wait_for
+from tests.adapters.sandbox_servers import PATIENCE, ROOT, health, in_thread, serve_command, served, wait_for
 from tests.sandbox.backends import REMOTE_ADDRESS, SUITES
 
 
@@ -72,6 +76,24 @@ def test_token_and_tls_are_asked_for(certificate: tuple[str, str], monkeypatch: 
         context = ssl.create_default_context(cafile=cert)
         with urllib.request.urlopen(f"{url}/health", context=context, timeout=PATIENCE) as answer:
             assert "secret" not in answer.read().decode()
+
+
+def test_proxy_without_its_server_is_infrastructure() -> None:
+    @asynccontextmanager
+    async def proxy() -> AsyncGenerator[str, None]:
+        async with serve(print, "127.0.0.1", 0, process_request=lambda at, _: at.respond(502, "Bad Gateway")) as there:
+            yield f"http://127.0.0.1:{there.sockets[0].getsockname()[1]}"
+
+    async def main(gone: str, url: str) -> None:
+        with pytest.raises(ar.SandboxError, match="status 502: Bad Gateway") as raised:
+            await RemoteSandboxes(gone).open()
+        assert raised.value.loss.cause is Cause.NOT_OPENED
+        pool = RemoteSandboxes([gone, url])
+        for _ in range(2):
+            await (await pool.open()).close()
+
+    with in_thread(proxy()) as gone, served() as url:
+        asyncio.run(main(gone, url))
 
 
 @pytest.mark.parametrize(
