@@ -22,16 +22,15 @@ def set_alarm(
         miss: gives up.
     """
     loop = answer.get_loop()
-    due = loop.time() + timeout
+    return loop.call_later(timeout, _look, answer, loop.time() + timeout, more, miss)
 
-    def look() -> None:
-        nonlocal due
-        if answer.done():
-            return
-        if loop.time() > due + STALL:
-            due = loop.time() + more
-            loop.call_later(more, look)
-        else:
-            miss()
 
-    return loop.call_later(timeout, look)
+def _look(answer: asyncio.Future[Any], due: float, more: float, miss: Callable[[], None]) -> None:
+    """Do so, or look again; no closure, whose cycle would keep the answer until the garbage collector comes."""
+    loop = answer.get_loop()
+    if answer.done():
+        return
+    if loop.time() > due + STALL:
+        loop.call_later(more, _look, answer, loop.time() + more, more, miss)
+    else:
+        miss()

@@ -61,6 +61,11 @@ class RecordedSandbox(AgentSandbox):
         await super().write_file(path, data)
         self.journal.add(Call("write_file", {"path": path, "data": data}, ""), len(path) + len(data), 0.0)
 
+    async def close(self) -> None:
+        """End everything in it, and give back what it held; its calls, too, or they wait for the garbage collector."""
+        self.__dict__.pop("journal", None)
+        await super().close()
+
     async def snapshot(self) -> Snapshot:
         """Return its files, and what brings its interpreter back."""
         files = (await self._access_file("pack", {"keep": MAX_FILES}, b""))[1]

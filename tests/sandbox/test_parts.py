@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 
 import pytest
 
@@ -52,6 +54,27 @@ def test_file_of_several_parts_is_read_back(box, run):
     assert run(box.read_file("file")) == data
     with pytest.raises(FileAccessError, match="at most 9 are read"):
         run(box.read_file("file", max_bytes=9))
+
+
+def test_bytes_of_calls_do_not_wait_for_the_collector(sandboxes, run):
+    """What calls were given and brought is freed with them, and at the latest when the sandbox is closed."""
+
+    async def use(data: bytes) -> bytes:
+        sandbox = await sandboxes.open(lifetime=60.0)
+        await sandbox.run_python("1")
+        await sandbox.write_file("a", data)
+        read = await sandbox.read_file("a")
+        await sandbox.close()
+        return read
+
+    data = os.urandom(5000)
+    held = sys.getrefcount(data)
+    gc.disable()
+    try:
+        read = run(use(data))
+        assert (sys.getrefcount(data), sys.getrefcount(read)) == (held, held)
+    finally:
+        gc.enable()
 
 
 def test_snapshot_and_read_spare_an_interpreter_near_its_limit(run):
