@@ -19,6 +19,7 @@ capabilities that would add to it, and takes away:
   system calls: the kernel has one limit of memory for all such programs, those of other containers' seccomp included;
 - `TCP_USER_TIMEOUT` and `TCP_LINGER2`: a closed connection could outlive the container by days. They succeed and do
   nothing;
+- huge pages, of `mmap` and `memfd_create`: the machine has a number of them, and no cgroup of memory counts them;
 - `name_to_handle_at`, `statmount`, `listmount`: they tell of the host's file systems. `fanotify_mark`, `adjtimex`,
   `clock_adjtime`, `modify_ldt`, `personality`, `remap_file_pages`, `vmsplice`, `map_shadow_stack`, `uretprobe`: no
   program here needs them.
@@ -123,8 +124,8 @@ getgid getgroups getitimer getpeername getpgid getpgrp getpid getppid getpriorit
 getrlimit getrusage getsid getsockname getsockopt gettid gettimeofday getuid getxattr getxattrat
 inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioprio_get kill landlock_add_rule
 landlock_create_ruleset landlock_restrict_self lchown lgetxattr link linkat listen listxattr listxattrat
-llistxattr lremovexattr lseek lsetxattr lstat madvise membarrier memfd_create mincore mkdir mkdirat mknod
-mknodat mlock mlock2 mlockall mmap mprotect mremap mseal msgctl msgget msgrcv msgsnd msync munlock munlockall
+llistxattr lremovexattr lseek lsetxattr lstat madvise membarrier mincore mkdir mkdirat mknod
+mknodat mlock mlock2 mlockall mprotect mremap mseal msgctl msgget msgrcv msgsnd msync munlock munlockall
 munmap nanosleep newfstatat open openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 pkey_alloc
 pkey_free pkey_mprotect poll ppoll pread64 preadv preadv2 process_mrelease pselect6 pwrite64
 pwritev pwritev2 read readahead readlink readlinkat readv recvfrom recvmmsg recvmsg removexattr removexattrat
@@ -152,6 +153,7 @@ _TCP_OPTIONS = [option for option in range(1, 64) if option not in _TCP_WAITS]
 """Of a connection: without TCP_LINGER2 and TCP_USER_TIMEOUT, by which a closed one stays for minutes or days."""
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
+_MAP_HUGETLB, _MFD_HUGETLB = 0x40000, 4
 _NO_SUCH_CALL, _INVALID = 38, 22
 """ENOSYS: where there is no clone3, the C library uses clone, whose flags a filter can read. EINVAL: as of a kernel
 without filters of system calls."""
@@ -175,7 +177,9 @@ def seccomp_profile() -> str:
     rules += [_allow_if("prlimit64", _is(0, 0), test) for test in (*_differ(1, _RLIMIT_CORE), _is(2, 0))]
     own = _is(0, 0), _is(1, _RLIMIT_CORE), _is(2, 0, not_=True)
     rules.append({**_allow_if("prlimit64", *own), **_fail(0)})
-    rules.append(_allow_if("clone", {"index": 0, "value": _NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}))
+    without_bits = (("clone", 0, _NEW_NAMESPACES), ("mmap", 3, _MAP_HUGETLB), ("memfd_create", 1, _MFD_HUGETLB))
+    for name, index, bits in without_bits:
+        rules.append(_allow_if(name, {"index": index, "value": bits, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}))
     rules.append({"names": ["clone3"], **_fail(_NO_SUCH_CALL)})
     native = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
     architectures = [{"architecture": name, "subArchitectures": []} for name in native]

@@ -84,6 +84,9 @@ DENIED_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
 }
 HIDDEN: dict[str, tuple[int | None, int | None]] = {"clone3": (435, 435), "openat2": (437, 437)}
 """Calls whose flags are not in sight of a filter: as if there were none, for which programs have other calls."""
+LANDLOCK: dict[str, tuple[int | None, int | None]] = {"landlock_create_ruleset": (444, 444)}
+"""Rules of code's own: the kernel holds them in memory that only a cgroup counts. As if there were none; but not where
+the agent confines each process by it."""
 SYNCS: dict[str, tuple[int | None, int | None]] = {
     **{"sync": (162, 81), "syncfs": (306, 267), "fsync": (74, 82), "fdatasync": (75, 83)},
     **{"sync_file_range": (277, 84)},
@@ -106,7 +109,7 @@ CHECKED: dict[str, tuple[int | None, int | None]] = {
     **{"clone": (56, 220), "ioctl": (16, 29), "socket": (41, 198), "socketpair": (53, 199), "fcntl": (72, 25)},
     **{"prctl": (157, 167), "prlimit64": (302, 261), "setrlimit": (160, 164), "setsockopt": (54, 208)},
     **{"msync": (26, 227), "open": (2, None), "openat": (257, 56), "pwritev2": (328, 287)},
-    **{"madvise": (28, 233), "seccomp": _SECCOMP},
+    **{"madvise": (28, 233), "seccomp": _SECCOMP, "mmap": (9, 222), "memfd_create": (319, 279), "semget": (64, 190)},
 }
 """Calls whose arguments count; the tables below say how."""
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -114,15 +117,19 @@ _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _PROTOCOLS = (0, 1, 6, 17, 58)
-"""Whatever is usual, ICMP, TCP, UDP, ICMPv6: to ask for another one makes the host load a module of its kernel."""
+"""Whatever is usual, ICMP, TCP, UDP, ICMPv6: to ask for another one makes the host load a module of its kernel, and so
+does a type that is not among these, or a protocol of another type's."""
+_STREAMS, _DATAGRAMS, _RAW = ([type_ | flags for flags in (0, 0x800, 0x80000, 0x80800)] for type_ in (1, 2, 3))
 _F_SETFL, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 4, 1024, 1026, 1031
 """Leases block who opens a file outside; notices tell of folders in sight; pages of pipes are counted by user."""
-_PR_SET_SECCOMP, _PR_SCHED_CORE = 22, 62
-"""The first is `seccomp` by another name; the second keeps a core's other threads idle."""
+_PR_SET_SECCOMP, _PR_SCHED_CORE, _PR_FUTEX_HASH = 22, 62, 78
+"""`seccomp` by another name; what keeps a core's other threads idle; a table of any size in the kernel's memory."""
 _SECCOMP_SETS = (0, 1)
 """SECCOMP_SET_MODE_STRICT and FILTER: see `_SO_ATTACH`. When that memory is used up, no further sandbox opens."""
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 """Typing for others, the console, and another line discipline: the host would load a module of its kernel for it."""
+_ON_BRIDGES = (0x8940, 0x8941, 0x8982, 0x8983, 0x89A0, 0x89A1)
+"""SIOCGIFBR to SIOCBRDELBR, and of VLANs: on a socket of any family they have the host load a module, too."""
 _ON_FILES = (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
 """FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION, ENABLE_VERITY and SET_ENCRYPTION_POLICY: an open for reading is enough."""
 _CLONE_NEW = 0x7E020000
@@ -131,6 +138,10 @@ _O_DSYNC, _RWF_SYNCS, _MS_SYNC = 0x1000, 6, 4
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 """Reads what the machine has in its memory from its disk instead, as fast as that can."""
 _MADV_COLD, _MADV_PAGEOUT = 20, 21
+_MAP_HUGETLB, _MFD_HUGETLB = 0x40000, 4
+"""Huge pages are the machine's, which has a number of them set aside, and no cgroup of memory counts them."""
+_MANY_SEMAPHORES = 0x7FFFFFC0
+"""64 or more in one set: the kernel holds 32,000 sets for a sandbox, in memory that nothing but a cgroup counts."""
 _SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE = 1, 13, 4
 _SOL_TCP, _TCP_LINGER2, _TCP_USER_TIMEOUT = 6, 8, 18
 """How long a closed connection stays whose other end is silent: up to 24 days, after its sandbox too. See `jail`."""
@@ -141,10 +152,14 @@ _SO_ATTACH = (26, 50, 51, 52)
 
 REFUSED: dict[str, tuple[Rule, ...]] = {
     "clone": (Rule(errno.EPERM, has_any(0, _CLONE_NEW)),),
-    "ioctl": (Rule(errno.EPERM, is_one_of(1, _TIOCSTI, _TIOCLINUX, _TIOCSETD)),),
+    "ioctl": (Rule(errno.EPERM, is_one_of(1, _TIOCSTI, _TIOCLINUX, _TIOCSETD, *_ON_BRIDGES)),),
     "socket": (
         Rule(errno.EPROTONOSUPPORT, is_none_of(2, *_PROTOCOLS)),
         Rule(errno.EAFNOSUPPORT, is_none_of(0, _AF_UNIX, _AF_INET, _AF_INET6)),
+        Rule(errno.EPROTONOSUPPORT, is_none_of(0, _AF_UNIX), is_none_of(1, *_STREAMS, *_DATAGRAMS, *_RAW)),
+        Rule(errno.ESOCKTNOSUPPORT, is_none_of(0, _AF_UNIX), is_one_of(1, *_STREAMS), is_none_of(2, 0, 6)),
+        Rule(errno.ESOCKTNOSUPPORT, is_one_of(0, _AF_INET), is_one_of(1, *_DATAGRAMS), is_one_of(2, 6, 58)),
+        Rule(errno.ESOCKTNOSUPPORT, is_one_of(0, _AF_INET6), is_one_of(1, *_DATAGRAMS), is_one_of(2, 1, 6)),
     ),
     "socketpair": (Rule(errno.EAFNOSUPPORT, is_none_of(0, _AF_UNIX)),),
     "fcntl": (
@@ -153,7 +168,10 @@ REFUSED: dict[str, tuple[Rule, ...]] = {
     ),
     "open": (Rule(errno.EINVAL, has_any(1, _O_DIRECT)),),
     "openat": (Rule(errno.EINVAL, has_any(2, _O_DIRECT)),),
-    "prctl": (Rule(errno.EINVAL, is_one_of(0, _PR_SET_SECCOMP, _PR_SCHED_CORE)),),
+    "prctl": (Rule(errno.EINVAL, is_one_of(0, _PR_SET_SECCOMP, _PR_SCHED_CORE, _PR_FUTEX_HASH)),),
+    "mmap": (Rule(errno.ENOMEM, has_any(3, _MAP_HUGETLB)),),
+    "memfd_create": (Rule(errno.ENOMEM, has_any(1, _MFD_HUGETLB)),),
+    "semget": (Rule(errno.ENOSPC, has_any(1, _MANY_SEMAPHORES)),),
     "seccomp": (Rule(errno.EINVAL, is_one_of(0, *_SECCOMP_SETS)),),
     "setsockopt": (Rule(errno.EPERM, is_one_of(1, _SOL_SOCKET), is_one_of(2, *_SO_ATTACH)),),
     "prlimit64": (Rule(errno.EPERM, is_none_of(0, 0)),),  # its own limits only
@@ -193,7 +211,9 @@ def program(*, namespaces: bool, shares_user: bool = False) -> bytes:
     column, arch = _ARCHITECTURES[platform.machine()]
     whole = [(DENIED, errno.EPERM), (HIDDEN, errno.ENOSYS), (SYNCS, LIE), (ADVICE, LIE)]
     tables: list[Mapping[str, tuple[Rule, ...]]] = [REFUSED, LIES]
-    if not namespaces:
+    if namespaces:
+        whole += [(LANDLOCK, errno.ENOSYS)]
+    else:
         whole += [(DENIED_WITHOUT_NAMESPACES, errno.EPERM), (ATTRIBUTES, errno.EOPNOTSUPP)]
         tables += [REFUSED_WITHOUT_NAMESPACES]
     if shares_user:

@@ -78,7 +78,7 @@ def test_seccomp_profile_allows_python_and_no_danger() -> None:
         name for r in profile["syscalls"] if r["action"] == "SCMP_ACT_ALLOW" and "args" not in r for name in r["names"]
     }
     assert not allowed & set(DANGEROUS.split()) and not allowed & {"socket", "clone"}
-    assert set(NEEDED.split()) - {"clone", "ioctl", "prctl"} <= allowed == set(ALLOWED.split())
+    assert set(NEEDED.split()) - {"clone", "ioctl", "mmap", "prctl"} <= allowed == set(ALLOWED.split())
     assert all(entry["subArchitectures"] == [] for entry in profile["archMap"])
 
 
@@ -91,6 +91,8 @@ def test_seccomp_profile_checks_arguments() -> None:
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
         assert clone["value"] & flag
     assert not clone["value"] & 0x10100  # threads share memory and are of one group
+    for name, at, huge in (("mmap", 3, 0x40000), ("memfd_create", 1, 4)):
+        assert [r["args"] for r in rules if r["names"] == [name]] == [[{**clone, "index": at, "value": huge}]]
     tests = [r["args"][0] for r in rules if r["names"] == ["ioctl"]]
     for value, allowed in ((0x5401, True), (0x5423, False), (1 << 32 | 0x5423, False)):
         assert any(value & test["value"] == test["valueTwo"] for test in tests) is allowed

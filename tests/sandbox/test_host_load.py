@@ -234,6 +234,20 @@ OF_THE_HOST = {
         "name, how = ctypes.create_string_buffer(b'/bin/sh'), (ctypes.c_uint64 * 3)(os.O_DIRECT)\n"
         "reached = call(437, -100, ctypes.addressof(name), ctypes.addressof(how), 24) >= 0"
     ),
+    **{
+        f"have it load a module for {name}": f"ctypes.set_errno(0)\n{code}\nreached = ctypes.get_errno() in (65, 94)"
+        for name, code in {
+            "a VLAN": "call(16, (s := socket.socketpair()[0]).fileno(), 0x8982, 0)",  # ENOPKG: there is no such module
+            "a type of socket": "call(41, 2, 5, 0)",  # ESOCKTNOSUPPORT: nor such a one
+        }.items()
+    },
+    "take its huge pages": (
+        "libc.mmap.restype = ctypes.c_void_p\n"
+        "reached = libc.mmap(None, ctypes.c_size_t(2 << 20), 3, 0x44022, -1, 0) not in (None, 2**64 - 1)"
+    ),
+    "take its huge pages by a file": "reached = libc.memfd_create(b'x', 4) >= 0",
+    "hold a table for futexes": "reached = call(157, 78, 1, 1 << 10, 0, 0) == 0",
+    "hold large sets of semaphores": "made = call(64, 0, 64, 0o1600)\nreached = made >= 0 == call(66, made, 0, 0, 0)",
     "flush by syncfs": "reached = call(306, -1) < 0",
     "flush by sync_file_range": "reached = call(277, -1, 0, 0, 2) < 0",
     "flush by msync": "reached = call(26, 1, 1, 4) < 0",
@@ -252,6 +266,8 @@ def test_code_leaves_alone_what_the_host_has_once(box: Sandbox, backend: Backend
 @pytest.mark.sandbox
 @pytest.mark.parametrize("what", OF_THE_HOST)
 def test_twin_uses_what_the_host_has_once(tmp_path: Path, what):
+    if "futexes" in what and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 16):
+        pytest.skip("needs Linux 6.16")
     assert unprotected(OF_THE_HOST[what], {}, tmp_path).startswith("True")
 
 

@@ -153,3 +153,9 @@ def test_watchdog_sleeps_while_the_sandbox_waits(watched: Sandboxes, run):
         took = turns(pids) - first
     assert took <= 5, "while a process computes, it looks twenty times a second"
     run(box.close())
+
+
+def test_jail_keeps_no_landlock_rules_of_code(box: Sandbox, watched: Sandboxes, run):
+    """They are memory of the kernel, which the watchdog does not see; where Landlock itself confines, they remain."""
+    code = "import ctypes\nscopes = (ctypes.c_ulong * 1)(1)\nctypes.CDLL(None).syscall(444, scopes, 8, 0) >= 0"
+    assert run(box.run_python(code)).value == str(run(watched.capabilities())[Guarantee.FILES] == "Landlock")
