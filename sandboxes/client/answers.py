@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import re
 import struct
 from typing import cast
 
@@ -9,6 +12,9 @@ from agent_rl.sandboxes.agent.frames import Head
 from agent_rl.sandboxes.calls import ExecResult, PythonResult
 from agent_rl.sandboxes.client.reading import decode
 
+_log = logging.getLogger(__name__)
+_RESERVES = re.compile("(?i)(failed to|could not|cannot) reserve|error occurred during initialization of VM")
+"""What programs say that reserve more address space than they use: V8, the JVM, Go."""
 MAX_SIDE = 4096
 """Pixels of a plot's width or height, at most."""
 
@@ -21,7 +27,19 @@ async def exec_result(head: Head, body: bytes, seconds: float) -> ExecResult:
         TypeError: if it holds something else.
     """
     out, err = await text_pair(head, body)
-    return ExecResult(whole_number(head, "code"), out, err, head["expired"] is True, head["cut"] is True, seconds)
+    code = whole_number(head, "code")
+    if code and _RESERVES.search(out[-2000:] + err[-2000:]):
+        _tell_of_address_space()
+    return ExecResult(code, out, err, head["expired"] is True, head["cut"] is True, seconds)
+
+
+@functools.cache
+def _tell_of_address_space() -> None:
+    """Say, once, which limit such a program needs raised."""
+    _log.warning(
+        "a program in a sandbox could not reserve address space, of which each process of a local sandbox has as much "
+        "as Limits.memory says (512 MiB by default): Node.js takes 700 MiB, Java 4 GiB; raise `limits`"
+    )
 
 
 async def python_result(head: Head, body: bytes, seconds: float) -> PythonResult:

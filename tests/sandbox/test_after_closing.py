@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.sandboxes.base import Limits
+from agent_rl.sandboxes.client import answers
 from tests.sandbox.backends import Backend
 
 SILENT = """
@@ -85,3 +86,19 @@ def test_threads_take_little_of_the_address_space(sandboxes, run):
         await box.close()
 
     run(main())
+
+
+def test_program_without_address_space_names_the_limit_once(sandboxes, run, caplog):
+    """As Node.js says it."""
+    said = "Fatal process OOM in Failed to reserve virtual memory for CodeRange"
+    answers._tell_of_address_space.cache_clear()
+
+    async def main() -> None:
+        box = await sandboxes.open()
+        for status in (0, 1, 1):
+            await box.exec(["sh", "-c", f"echo {said} >&2; exit {status}"])
+            assert len(caplog.records) == (status > 0)
+        await box.close()
+
+    run(main())
+    assert "Limits.memory" in caplog.text and "Node.js" in caplog.text
