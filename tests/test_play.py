@@ -38,8 +38,10 @@ SEARCH = ToolSpec(
     },
 )
 ROLL = ToolSpec("roll", "Roll the die.", {"type": "object", "properties": {}})
+PLACE = ToolSpec("place", "", {"properties": {"at": {"type": "object"}, "tags": {"type": "array"}}})
 NAME = ToolSpec("name", "", {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]})
-TOOLS = (SEARCH, ROLL, NAME)
+COUNT = ToolSpec("count", "", {"properties": {"of": {"type": "array"}}})
+TOOLS = (SEARCH, ROLL, NAME, PLACE, COUNT)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,12 @@ TOOLS = (SEARCH, ROLL, NAME)
         ('/call search {"query": "x", "k": 1}', {"query": "x", "k": 1}),
         ("/call name a man = his name", {"of": "a man = his name"}),
         ("  /call roll", {}),
+        ('/call place at={"a": "b c"} tags=["x", [1]]', {"at": {"a": "b c"}, "tags": ["x", [1]]}),
+        ("/call place at='{\"a\": 1}' tags=[1,2]", {"at": {"a": 1}, "tags": [1, 2]}),
+        ('/call place at={a tags="[1]"', {"at": "{a", "tags": [1]}),
+        ('/call search query={"a":1} k=3', {"query": '{"a":1}', "k": 3}),
+        ('/call search query="tags=[1] #2"', {"query": "tags=[1] #2"}),
+        ('/call count ["x y"]', {"of": ["x y"]}),
     ],
 )
 def test_read_reply_types_arguments_by_schema(typed: str, arguments: dict[str, object]) -> None:
@@ -60,7 +68,7 @@ def test_read_reply_types_arguments_by_schema(typed: str, arguments: dict[str, o
 @pytest.mark.parametrize(
     ("typed", "problem"),
     [
-        ("/call serch query=x", "no tool 'serch'. Did you mean 'search'? There are: search, roll, name."),
+        ("/call serch query=x", "no tool 'serch'. Did you mean 'search'? There are: search, roll, name, place, count."),
         ("/call search k=3", "query is missing; write /call search query=... [k=5] [newest=null]"),
         ("/call search query=x n=3", "'n=3' is no argument; write /call search query=..."),
         ('/call search "x', "No closing quotation; write /call search"),

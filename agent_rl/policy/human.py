@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from io import StringIO
 from typing import Any, TypeAlias, cast
 
 from agent_rl.concurrency import CallingThread
@@ -19,6 +20,8 @@ from agent_rl.policy.base import Prefix, Reply
 
 CALL = "/call"
 """What a line begins with that calls a tool."""
+_JSON = json.JSONDecoder()
+_BEFORE_JSON = re.compile(r"([^\s='\"]+=)?(?=[\[{])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ def _read_arguments(text: str, tool: ToolSpec) -> Mapping[str, JSON]:
         except ValueError as error:
             raise ValueError(f"the arguments are no JSON ({error}); write {form}") from None
     try:
-        words = shlex.split(text)
+        words = _words(text)
     except ValueError as error:
         raise ValueError(f"{error}; write {form}") from None
     pairs = [word.partition("=") for word in words]
@@ -142,6 +145,22 @@ def _read_arguments(text: str, tool: ToolSpec) -> Mapping[str, JSON]:
     if missing := [name for name in schema.get("required", ()) if name not in arguments]:
         raise ValueError(f"{', '.join(missing)} is missing; write {form}")
     return arguments
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a line as a shell does, but for JSON in braces or brackets, which keeps its quotes."""
+    words = list[str]()
+    while text := text.lstrip():
+        name = _BEFORE_JSON.match(text)
+        try:
+            end = _JSON.raw_decode(text, name.end())[1] if name else 0
+        except ValueError:
+            end = 0
+        lexer = shlex.shlex(rest := StringIO(text), posix=True)
+        lexer.whitespace_split, lexer.commenters = True, ""
+        words.append(text[:end] if end else cast(str, lexer.get_token()))
+        text = text[end:] if end else rest.read()
+    return words
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> JSON:
