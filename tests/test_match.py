@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from dataclasses import replace
@@ -314,3 +315,23 @@ def test_self_play_is_refused_where_it_means_nothing(tmp_path: Path) -> None:
 def test_game_refuses_a_seat_that_there_is_not(seat: object) -> None:
     with pytest.raises(ar.ConfigError, match=r"the seats are 0 to 1|env_args\.seat=.* input should be a "):
         ar.run("nim-v0", n=1, env_args={"seat": seat})
+
+
+@pytest.mark.parametrize(
+    ("turn", "told", "problem"),
+    [
+        (2, None, r"begin set turn=2: the seats are 0 to 1"),
+        (0, 5, r"tell\(..., 5\): the seats are 0 to 1"),
+        (0, -1, r"tell\(..., -1\): the seats are 0 to 1"),
+    ],
+)
+def test_game_that_begins_with_no_seat_names_the_seats(turn: int, told: int | None, problem: str) -> None:
+    class Odd(ar.Game):
+        def begin(self, task: ar.Task, rng: np.random.Generator) -> None:
+            self.turn = turn
+            self.tell("go", told)
+
+    env = replace(NIM, namespace="match-test", name="odd", version=0, cls=Odd)
+    jobs = [*match_jobs(Job(env, TASK, 5, "match")), Job(env, TASK, 5, "alone")]
+    for episode in asyncio.run(asyncio.wait_for(run_jobs(jobs, oracle()), 10)):
+        assert episode.error is not None and re.search(problem, episode.error.message)

@@ -51,12 +51,18 @@ class Game(Env):
         return self.oracle()
 
     def tell(self, text: str, seat: int | None = None) -> None:
-        """Let a seat, or all of them, read a line when it is their turn, or when the game is over."""
+        """Let a seat, or all of them, read a line when it is their turn, or when the game is over.
+
+        Raises:
+            DefinitionError: if there is no such seat.
+        """
+        if seat is not None and seat not in range(self.seats):
+            raise DefinitionError(f"{type(self).__name__}.tell(..., {seat!r}): the seats are 0 to {self.seats - 1}")
         for heard in self._heard if seat is None else [self._heard[seat]]:
             heard.append(text)
 
     async def open(self, task: Task, rng: np.random.Generator) -> None:
-        """Begin the match."""
+        """Begin the match, and check whose turn it is then, as `move` does."""
         self._heard: list[list[str]] = [[] for _ in range(self.seats)]
         await self._call("begin", functools.partial(self.begin, task, rng))
 
@@ -67,13 +73,13 @@ class Game(Env):
             DefinitionError: if it is no seat's, as all would wait for ever.
         """
         await self._call("play", functools.partial(self.play, action))
-        if not self.over and self.turn not in range(self.seats):
-            raise DefinitionError(
-                f"{type(self).__name__}.play set turn={self.turn!r}: the seats are 0 to {self.seats - 1}"
-            )
 
     async def _call(self, name: str, method: Callable[[], Awaitable[None] | None]) -> None:
         await call(method, thread=f"{type(self).__name__}.{name}" if self.blocking else None)
+        if not self.over and self.turn not in range(self.seats):
+            raise DefinitionError(
+                f"{type(self).__name__}.{name} set turn={self.turn!r}: the seats are 0 to {self.seats - 1}"
+            )
 
     def heard(self, seat: int) -> tuple[Message, ...]:
         """Return the lines for a seat since it was last asked, as one message."""
