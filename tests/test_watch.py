@@ -1,12 +1,17 @@
 """agent_rl.rollout.watch: the watchdog of rollouts, which names what hangs."""
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
 import re
+import signal
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +20,14 @@ import agent_rl as ar
 from agent_rl import worker_threads
 from agent_rl.backends.embedded.live_run import open_run
 from agent_rl.cli import main
+from agent_rl.cli.serve import run_server
 from agent_rl.core.messages import ToolCall
 from agent_rl.errors import StoreError
 from agent_rl.rollout import Job, run_jobs
 from agent_rl.rollout.episode import runs_under_way
 from agent_rl.rollout.watch import activity_of, is_under_way, look, name_hung, read_status, watching
 from agent_rl.runs.folder import status_of
+from agent_rl.serving.host import ServerSettings
 from agent_rl.view.progress import Progress
 from tests.runs import config
 
@@ -188,3 +195,23 @@ def test_frozen_process_says_where(
     assert "Timeout" in said and re.search(r"test_watch\.py\", line \d+ in test_frozen_process_says_where", said)
     time.sleep(0.6)
     assert "Timeout" not in capfd.readouterr().err
+
+
+def test_frozen_server_says_where(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    @contextlib.asynccontextmanager
+    async def serving() -> AsyncIterator[str]:
+        sum(range(10**8))
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield "http://127.0.0.1:8000"
+
+    monkeypatch.setattr(worker_threads, "FROZEN", 0.5)
+    run_server(ServerSettings(), serving(), "episodes", lambda url: [url])
+    said = capfd.readouterr().err
+    assert "Timeout" in said and re.search(r"test_watch\.py\", line \d+ in serving", said)
+
+
+def test_watched_process_says_where_it_froze_and_ends() -> None:
+    code = "worker_threads.FROZEN = 0.5; watch_log(); watch_log(); sum(range(10**8))"
+    imports = "from agent_rl import worker_threads; from agent_rl.rollout.watch import watch_log; "
+    ran = subprocess.run([sys.executable, "-c", imports + code], capture_output=True, text=True, timeout=60, check=True)
+    assert "Timeout" in ran.stderr and 'File "<string>", line 1 in <module>' in ran.stderr

@@ -11,8 +11,10 @@ from contextlib import AbstractAsyncContextManager
 
 from agent_rl.gym.registry import spec
 from agent_rl.remote.server import serving
+from agent_rl.rollout.watch import INTERVAL
 from agent_rl.serving.frames import TOKEN
 from agent_rl.serving.host import ServerSettings
+from agent_rl.worker_threads import at_intervals
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -53,4 +55,5 @@ def run_server(
             print(f"{settings.capacity} {what} at a time; counts: {url}/health{token}", flush=True)
             await ended.wait()
 
-    asyncio.run(run())
+    with at_intervals(INTERVAL, lambda: None, "agent_rl watchdog"):  # which says where a frozen server is
+        asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import json
@@ -9,10 +10,9 @@ import logging
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -70,14 +70,10 @@ def watching(status: Path, interval: float = INTERVAL, hung: float = HUNG) -> It
 
 @functools.cache
 def watch_log() -> None:
-    """Name hung calls in the log, as long as this process lives: for one that others ask for episodes."""
-    never, named = threading.Event(), dict[int, float]()
-
-    def watch() -> None:
-        while not never.wait(INTERVAL):
-            name_hung(HUNG, named)
-
-    threading.Thread(target=watch, name="agent_rl log watchdog", daemon=True).start()
+    """Name hung calls in the log until this process ends: for one that others ask for episodes."""
+    watched = ExitStack()
+    watched.enter_context(at_intervals(INTERVAL, functools.partial(name_hung, HUNG, {}), "agent_rl log watchdog"))
+    atexit.register(watched.close)
 
 
 def name_hung(hung: float, named: dict[int, float]) -> None:
