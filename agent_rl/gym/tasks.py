@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from agent_rl.core.messages import Task, own_task
+from agent_rl.core.messages import JSON, Task, own_task
 from agent_rl.errors import ConfigError, DefinitionError, did_you_mean
 from agent_rl.gym.task_files import TaskRows, read_rows, rows_by_split
 from agent_rl.seeds import Stream, rng
@@ -233,6 +233,17 @@ def task_key(task: Task) -> str:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the task {task!r} holds what JSON can't: {error}") from error
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def task_values(task: Task) -> dict[str, JSON]:
+    """Return a task's values by key, also those in an object: by `meta.level`."""
+    inner = {
+        f"{key}.{within}": found
+        for key, value in task.items()
+        if isinstance(value, Mapping)
+        for within, found in task_values(value).items()
+    }
+    return {**inner, **task}
 
 
 def world_seed(task: Task) -> int:

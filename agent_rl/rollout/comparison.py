@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError, did_you_mean
-from agent_rl.gym.tasks import task_key
+from agent_rl.gym.tasks import task_key, task_values
 from agent_rl.seeds import Stream, rng
 
 EXACT = 12
@@ -22,6 +23,8 @@ DRAWS, AT_ONCE = 10_000, 500
 """Random signs, and resampled sets of tasks; how many are held at once."""
 MANY = 2000
 """Groups up to which an interval is found by resampling."""
+TASK = "task."
+"""What may stand before a key of the tasks."""
 TAG_KEYS = ("tags", "tag")
 """The keys of a task by which results are split, if no other is asked for."""
 
@@ -167,24 +170,34 @@ def episodes_by_tag(episodes: Iterable[Episode], key: str | None = None) -> dict
 
     Args:
         episodes: whose tasks have tags.
-        key: of a task; None for `tags` or `tag`, without which there is nothing.
+        key: of a task, as of `task_values`, or `task.KEY`; None for `tags` or `tag`, without which there is nothing.
 
     Raises:
         ConfigError: if no task has the key.
     """
     found: dict[str, list[Episode]] = defaultdict(list)
     played = list(episodes)
-    keys = dict.fromkeys(name for episode in played for name in episode.task)
-    key = key or next((name for name in TAG_KEYS if name in keys), None)
+    key = key or next((name for name in TAG_KEYS if any(name in episode.task for episode in played)), None)
     if key is None or not played:
         return {}
-    if key not in keys:
-        raise ConfigError(f"by={key}: no task has such a key.{did_you_mean(key, keys)} They have: {', '.join(keys)}.")
+    require_key(key, (episode.task for episode in played))
     for episode in played:
-        tags = episode.task.get(key)
+        tags = task_values(episode.task).get(key.removeprefix(TASK))
         for tag in dict.fromkeys(map(str, tags if isinstance(tags, list | tuple) else [tags])):
             found[tag].append(episode)
     return dict(sorted(found.items()))
+
+
+def require_key(key: str, tasks: Iterable[Task]) -> None:
+    """Check that a task has a key that results are to be split by.
+
+    Raises:
+        ConfigError: if none has.
+    """
+    keys = dict.fromkeys(name for task in tasks for name in task_values(task))
+    if key.removeprefix(TASK) not in keys:
+        own = ", ".join(name for name in keys if "." not in name)
+        raise ConfigError(f"by={key}: no task has such a key.{did_you_mean(key, keys)} They have: {own}.")
 
 
 def _means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:

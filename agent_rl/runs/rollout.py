@@ -21,7 +21,7 @@ from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
 from agent_rl.core.judgement import JudgeFault
 from agent_rl.engines.base import SamplingParams
-from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
+from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, EnvSetting, load_environment, members_of
 from agent_rl.gym.registry import EnvSpec, load_all_once
@@ -31,6 +31,7 @@ from agent_rl.policy import AnyPolicy, SamplingSettings, ignored_sampling, open_
 from agent_rl.policy.by_name import POLICIES
 from agent_rl.rollout import Evaluation, Job, split_jobs, stream_finished, summarise
 from agent_rl.rollout.closing import check_constructor
+from agent_rl.rollout.comparison import require_key
 from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.rollout.usage import load_prices, price_of
 from agent_rl.rollout.watch import watching
@@ -75,7 +76,8 @@ class RolloutSettings(SamplingSettings, EnvironmentSettings):
     """Whether to print, beside the result, what the oracle and policies without skill score on the same tasks; null for
     32 of them, and no longer than 5 % of the rollout's time, or a second."""
     by: str | None = None
-    """A key of the tasks to tell results apart by; null for `tags` or `tag`, if tasks have one."""
+    """A key of the tasks to tell results apart by, `meta.level` in an object; null for `tags` or `tag`, if tasks have
+    one."""
     prices: str | None = None
     """A YAML file of what a million tokens cost, as `gpt-5-mini: {input: 0.25, cached: 0.025, output: 2}`."""
     out: str | None = None
@@ -263,9 +265,8 @@ def _from_anywhere(settings: RolloutSettings) -> RolloutSettings:
 
 def _require_results(settings: RolloutSettings, jobs: Sequence[Job]) -> None:
     """Refuse a tag or prices that would only fail once all episodes have run."""
-    tasks = dict.fromkeys(name for job in jobs for name in job.task)
-    if settings.by is not None and settings.by not in tasks:
-        raise ConfigError(f"by={settings.by}: no task has such a key.{did_you_mean(settings.by, tasks)}")
+    if settings.by is not None:
+        require_key(settings.by, (job.task for job in jobs))
     if settings.prices is not None:
         prices = load_prices(settings.prices)
         if settings.policy.name == "openai":

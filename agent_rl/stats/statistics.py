@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agent_rl.core.episode import Episode, Reward
-from agent_rl.core.messages import Message, ToolErrorKind
+from agent_rl.core.messages import JSON, Message, ToolErrorKind
 from agent_rl.core.trajectory import Source, Trajectory
 from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.gym.tasks import task_values
 from agent_rl.replay.drift import sampled_replies
-from agent_rl.rollout.comparison import TAG_KEYS, Comparison, compare_means
+from agent_rl.rollout.comparison import TAG_KEYS, TASK, Comparison, compare_means
 from agent_rl.stats.departures import DepartureFinder, task_of
 from agent_rl.stats.tally import Distribution, Spread, Sum, Tally
 
 RoundTrip: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
-STEP, TASK = "step", "task."
+STEP = "step"
 FIELDS = ("purpose", "split", "env", STEP, "ending")
 """What success can be split by, in addition to the keys of the tasks."""
 DEFAULT = ("purpose", "env", STEP)
@@ -56,8 +57,8 @@ class Statistics:
         """Start with nothing.
 
         Args:
-            by: what to split success by: of FIELDS, or keys of the tasks, as `KEY` or `task.KEY`; `DEFAULT` and the
-                tasks' tags if left out.
+            by: what to split success by: of FIELDS, or keys of the tasks, as `KEY`, `task.KEY` or `meta.KEY` in an
+                object; `DEFAULT` and the tasks' tags if left out.
             round_trip: from sampled ids to text and back, to count replies that come out as other ids; None to not.
         """
         self._round_trip = round_trip
@@ -96,9 +97,10 @@ class Statistics:
         task = task_of(episode)
         self.envs.add(episode.env)
         self.total.add(episode, task)
-        self._task_keys.update(episode.task)
+        values = task_values(episode.task)
+        self._task_keys.update(values)
         for key in self.keys:
-            for tag in _tags(episode, key):
+            for tag in _tags(episode, values, key):
                 self._tallies[key][tag].add(episode, task)
         self.endings[episode.ending] += 1
         self.stops[episode.stop_reason] += 1
@@ -194,7 +196,8 @@ class Statistics:
             if key not in FIELDS and key.removeprefix(TASK) not in self._task_keys and self.total.episodes:
                 known = (*FIELDS, *sorted(self._task_keys))
                 raise ConfigError(
-                    f"--by {key}: no task has such a key.{did_you_mean(key, known)} There are: {_list(known)}."
+                    f"--by {key}: no task has such a key.{did_you_mean(key, known)} "
+                    f"There are: {_list(name for name in known if '.' not in name)}."
                 )
         found = {key: dict(_named(key, tallies)) for key, tallies in self._tallies.items()}
         return {key: tallies for key, tallies in found.items() if len(tallies) > 1 or self._is_asked}
@@ -259,14 +262,14 @@ _Tag: TypeAlias = tuple[str, int]
 """A value of a key; or of `step`, a purpose and a step."""
 
 
-def _tags(episode: Episode, key: str) -> list[_Tag]:
+def _tags(episode: Episode, values: Mapping[str, JSON], key: str) -> list[_Tag]:
     origin = episode.origin
     if key == STEP:
         return [] if origin.step is None else [(origin.purpose, origin.step)]
     if key in FIELDS:
         named = {"purpose": origin.purpose, "split": origin.split, "env": episode.env, "ending": str(episode.ending)}
         return [(named[key], 0)]
-    tags = episode.task.get(key.removeprefix(TASK), [])
+    tags = values.get(key.removeprefix(TASK), [])
     return [
         (tag, 0) for tag in dict.fromkeys(str(t)[:60] for t in (tags if isinstance(tags, list | tuple) else [tags]))
     ]
