@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,13 +24,15 @@ from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.log import CallLog
 from agent_rl.judge.run import CALLS, RUBRICS, check_judges, judge_of_worker, read_rubrics, run_judge, save_rubrics
 from agent_rl.rollout.evaluation import rollout_metrics
+from agent_rl.runs.commands import rollout_command
 from agent_rl.runs.folder import read_config
 from agent_rl.runs.rollout import RolloutSettings, floors_of, is_unpaid, resume_rollout, start_rollout
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from agent_rl.view.results import print_results, result_table
 from tests.doubles import example_episode
-from tests.fake_judge import answered, words_rubric
+from tests.fake_judge import WAYS, Asked, answered, fair, words_rubric
+from tests.fake_openai import Answer, Body, FakeOpenAI
 from tests.judged_env import Sums, judging
 from tests.runs import config
 from tests.test_checkpoint import full
@@ -75,6 +78,29 @@ def test_rollout_is_judged_logged_and_counted(judge, tmp_path: Path, capsys: pyt
     assert len(server.asked) == asked  # the log of the folder had it
     (floors,) = floors_of(replace(ran, settings=ran.settings.model_copy(update={"floors": True})), 1.0).values()
     assert len(server.asked) > asked and not [score for score in floors.scores if score.failed == len(episodes)]
+
+
+def test_commands_that_are_printed_name_the_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    @ar.register("judged/letter-v0", tasks={"train": [{}], "eval": [{}]})
+    @ar.judge(rubric=words_rubric(["a"]))
+    class Letter(ar.ToolEnv):
+        def reset(self, task, rng):
+            return "Say a."
+
+        def oracle(self):
+            yield "a"
+
+    def answer(body: Body) -> Answer:
+        return WAYS["ok"][0](asked := Asked.of(body), fair(asked))
+
+    with FakeOpenAI(answer) as server:
+        words = ["judge.model=m", f"judge.base_url={server.url}", "judge.samples=3"]
+        assert main(["rollout", "env=judged/letter-v0", "policy=oracle", f"out={tmp_path}/e.jsonl", *words]) == 0
+    (hint,) = [line for line in capsys.readouterr().out.splitlines() if "train on them: " in line]
+    assert shlex.split(hint.partition("agent-rl train ")[2])[-4:] == ["env=judged/letter-v0", *words]
+    settings = config(tmp_path, env="judged/letter-v0", judge={"model": "m", "samples": 3, "evolve": True})
+    trained = shlex.split(rollout_command(settings, spec("judged/letter-v0"), Path("x")))
+    assert trained[-4:] == ["split=eval", "judge.model=m", "judge.samples=3", "policy=x"]
 
 
 def test_limit_of_cost_changes_when_a_run_goes_on(judge, tmp_path: Path):

@@ -17,7 +17,7 @@ from agent_rl.core.display import from_here, plural
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TRAIN
-from agent_rl.runs.commands import command, env_word
+from agent_rl.runs.commands import command, env_word, judge_words
 from agent_rl.runs.rollout import (
     CHANGEABLE,
     RolloutResult,
@@ -137,8 +137,8 @@ def _report(ran: RolloutResult, took: float) -> None:
 
 def _training(settings: RolloutSettings) -> str:
     """Return the command that trains on a rollout's environment, with the project's own settings if it has them."""
-    files = [Path(from_here(file)) for file in settings.imports]
+    files, judge = [Path(from_here(file)) for file in settings.imports], judge_words(settings.judge)
     for own in (file.with_name(SETTINGS) for file in files):
         if own.exists() and read_settings(own).get("env") == settings.env:
-            return command("train", write_setting("config", str(own)))
-    return command("train", env_word(settings), imports=files)
+            return command("train", write_setting("config", str(own)), *judge)
+    return command("train", env_word(settings), *judge, imports=files)

@@ -13,6 +13,7 @@ from agent_rl.config import write_setting
 from agent_rl.core.display import from_here
 from agent_rl.gym.mixture import EnvironmentSettings, members_of
 from agent_rl.gym.registry import BUILTIN, EnvSpec
+from agent_rl.judge.config import JudgeConfig
 from agent_rl.runs.config import RunConfig
 
 
@@ -35,7 +36,8 @@ def rollout_command(config: RunConfig, env: EnvSpec, policy: Path) -> str:
     if _is_of_this_session(config, env):
         return f"ar.run({env.id!r}, {str(policy)!r}, split={config.eval.split!r})"
     args = (_argument(f"env_args.{name}", value) for name, value in config.env_args.items())
-    words = (env_word(config), f"split={config.eval.split}", *args, write_setting("policy", from_here(policy)))
+    judge = judge_words(config.judge.model_copy(update={"evolve": False}))  # which training alone does
+    words = (env_word(config), f"split={config.eval.split}", *args, *judge, write_setting("policy", from_here(policy)))
     return command("rollout", *words, imports=_imports(config, env))
 
 
@@ -45,6 +47,11 @@ def env_word(settings: EnvironmentSettings) -> str:
         return f"env={settings.env}"
     choices = (choice.model_dump(exclude_defaults=True) for choice in settings.env)
     return f"env=[{','.join(_written(choice) for choice in choices)}]"
+
+
+def judge_words(judge: JudgeConfig) -> list[str]:
+    """Return the settings of a judge as they are written on a command line."""
+    return [_argument(f"judge.{name}", value) for name, value in judge.model_dump(exclude_defaults=True).items()]
 
 
 def _argument(key: str, value: JsonValue) -> str:
