@@ -34,6 +34,8 @@ def seats_of(spec: EnvSpec) -> int:
     Raises:
         ConfigError: if it is none.
     """
+    if "://" in spec.id:
+        raise ConfigError(f"{spec.id} is on a server, where no players meet: play it here, or alone")
     if not issubclass(spec.cls, Game):
         raise ConfigError(f"{spec.id} is no game for several players: subclass ar.Game, or play it alone")
     return spec.cls.seats

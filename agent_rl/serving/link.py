@@ -130,7 +130,10 @@ class Connection(Generic[R]):
                 raise ConfigError(f"{why}; name its PEM file (ca, or SSL_CERT_FILE)") from None
             except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
                 failure = error
-        raise RemoteError(f"no server answers at {self.url} ({failure}): {self._started_by} starts one")
+        why, hint = str(failure) or type(failure).__name__, ""
+        if isinstance(failure, ConnectionResetError | ssl.SSLError | InvalidHandshake | EOFError):
+            hint = f", at {'http:// without' if self._tls else 'https:// with'} TLS"
+        raise RemoteError(f"no server answers at {self.url} ({why}): {self._started_by} starts one{hint}")
 
 
 class Link(Generic[R]):

@@ -207,6 +207,16 @@ def test_token_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ServerSettings(host="0.0.0.0")
 
 
+def test_address_that_asks_for_tls_in_vain_says_so(url: str) -> None:
+    with pytest.raises(ar.RemoteError, match=r" at https.* \(\w.*\): .* starts one, at http:// without TLS"):
+        ar.spec(f"{url.replace('http', 'https')}/guess-v0")
+
+
+def test_players_of_a_match_meet_on_no_server() -> None:
+    with served("nim-v0") as url, pytest.raises(ar.ConfigError, match="on a server, where no players meet"):
+        ar.run(f"{url}/nim-v0", ["oracle", "oracle"], n=1)
+
+
 def handshake(url: str, *headers: str) -> tuple[str, socket.socket]:
     host, port = url.removeprefix("http://").split(":")
     raw = socket.create_connection((host, int(port)), timeout=PATIENCE)
