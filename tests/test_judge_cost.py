@@ -66,6 +66,14 @@ def test_estimate_says_what_run_then_takes(capsys: pytest.CaptureFixture[str]) -
         assert len(server.asked) == 10
 
 
+def test_estimate_needs_no_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    words = ["run", "rubric.yaml", "judge.model=m"]
+    assert main(["judge", "estimate", *words]) == 0 and "calls: 6 for 6 episodes" in capsys.readouterr().out
+    assert main(["judge", "run", *words]) == 1 and "needs a key: set OPENAI_API_KEY" in capsys.readouterr().err
+
+
 def test_estimate_passes_over_logged_comparisons_and_damage(capsys: pytest.CaptureFixture[str]) -> None:
     task = {"role": "user", "content": "Task:\n\nCriteria:\n- Good."}
     body = {"model": "m", "messages": [{"role": "system", "content": "Compare."}, task]}

@@ -21,6 +21,7 @@ from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.model import ModelJudge
 from agent_rl.judge.offline import Plan
 from agent_rl.judge.reply import Answer
+from agent_rl.policy.openai_client import ChatClient, connect
 from agent_rl.rollout.usage import load_prices, price_of
 from agent_rl.store.episodes import episode_at
 from agent_rl.store.lines import read_lines
@@ -103,6 +104,9 @@ class _DryCaller(Caller):
     def __init__(self, config: JudgeConfig, log: Path | None) -> None:
         super().__init__(config, log)
         self.requests: list[_Request] = []
+
+    def _connect(self) -> ChatClient:
+        return connect(self.name, self._config, "judge", needs_key=False)
 
     async def _request(
         self, key: str, body: Mapping[str, JSON], size: int, usage: list[Usage], about: Mapping[str, JSON]

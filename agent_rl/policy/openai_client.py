@@ -349,13 +349,14 @@ class ServerSettings(Protocol):
         """Of prompts and replies, at most."""
 
 
-def connect(model: str, settings: ServerSettings, section: str) -> ChatClient:
+def connect(model: str, settings: ServerSettings, section: str, *, needs_key: bool = True) -> ChatClient:
     """Return a client; it connects with its first request.
 
     Args:
         model: as the server lists it.
         settings: the server's.
         section: theirs, as errors name them.
+        needs_key: whether it is to be asked anything.
 
     Raises:
         ConfigError: if the package, the key or the address is missing or wrong.
@@ -370,7 +371,8 @@ def connect(model: str, settings: ServerSettings, section: str) -> ChatClient:
         raise ConfigError(f"{section}.base_url={address} has no scheme: write http://{address}")
     if "@" in urlsplit(address or "").netloc:
         raise ConfigError(f"{section}.base_url holds a password, and is stored: let {section}.api_key_env name the key")
-    if not (key := os.environ.get(key_name)) and (address is None or key_name != "OPENAI_API_KEY"):
+    key = os.environ.get(key_name)
+    if needs_key and not key and (address is None or key_name != "OPENAI_API_KEY"):
         raise ConfigError(
             f"{section}.model={model} needs a key: set {key_name}, or name another variable: {section}.api_key_env=NAME"
         )
