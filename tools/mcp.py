@@ -31,7 +31,7 @@ from typing import IO, Any, ClassVar
 
 from agent_rl.concurrency import AsyncOnce, LoopThread
 from agent_rl.core.images import Image
-from agent_rl.core.messages import JSON
+from agent_rl.core.messages import JSON, Message, Step
 from agent_rl.errors import ConfigError, DefinitionError, ToolServerError, did_you_mean
 from agent_rl.gym.env import ToolEnv
 from agent_rl.gym.tool import MAX_OUTPUT, AnyTool, Tool, ToolSpec
@@ -263,6 +263,11 @@ class McpEnv(ToolEnv):
 
     servers: ClassVar[Sequence[McpServer]] = ()
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if isinstance(cls.servers, McpServer):
+            raise DefinitionError(f"{cls.__name__}.servers is one McpServer; write servers = (McpServer(...),)")
+
     def __init__(self) -> None:
         self._sessions: list[McpSession] = []
         self._toolbox: Mapping[str, AnyTool] = self._tools
@@ -292,6 +297,17 @@ class McpEnv(ToolEnv):
                 )
             self._toolbox = {**self._toolbox, **session.tools}
         return tuple(opened)
+
+    async def step(self, action: Message) -> Step:
+        """Answer as `ToolEnv` does.
+
+        Raises:
+            DefinitionError: if the class has servers, and none was opened: the policy knows nothing of their tools.
+        """
+        if self.servers and not self._sessions:
+            name = type(self).__name__
+            raise DefinitionError(f"{name} has servers, and no session with one: let {name}.reset await open_servers()")
+        return await super().step(action)
 
     async def close(self) -> None:
         """Close the sessions that are not shared, and with them the servers that were started for this episode."""

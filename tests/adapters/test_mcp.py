@@ -225,6 +225,22 @@ def test_mcp_env_has_a_session_per_episode() -> None:
     assert children() == []
 
 
+def test_mcp_servers_that_give_no_tool_are_an_error() -> None:
+    class Closed(Notes):
+        servers = (McpServer(*SCRIPT),)
+
+        def reset(self, task, rng):
+            return "note"
+
+    ar.register("mcp-closed-v0", tasks=TASKS)(Closed)
+    (episode,) = ar.run("mcp-closed-v0", {"name": "constant", "text": "done"}, n=1, split="train")
+    assert episode.error is not None and "let Closed.reset await open_servers()" in episode.error.message
+    with pytest.raises(DefinitionError, match=r"One.servers is one McpServer; write servers = "):
+
+        class One(Notes):
+            servers = McpServer(*SCRIPT)
+
+
 def children() -> list[str]:
     """Return the commands of this process's children."""
     pids = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
