@@ -95,6 +95,14 @@ def test_rewards_of_one_name_are_told_apart_by_weight() -> None:
     }
 
 
+def test_rewards_of_turns_count_once_an_episode() -> None:
+    turns = (Reward("step", 0.25, turn=0), Reward("step", 0.5, turn=1))
+    unscored = (turns[0], Reward("step", None, turn=1, error="ValueError: no"))
+    found = statistics_of([replace(EPISODES[0], rewards=rewards) for rewards in (turns, turns[:1], unscored)])
+    own = found.rewards["step"]
+    assert (own.values.count, own.values.total, own.unscored, dict(own.errors)) == (2, 1.0, 1, {"ValueError": 1})
+
+
 def test_statistics_count_drifting_replies() -> None:
     found = statistics_of(EPISODES[:2], round_trip=lambda ids: [10, 11] if 10 in ids else [9])
     assert (found.replies, found.drifted) == (4, 2)  # of each episode's two replies, the second

@@ -111,8 +111,8 @@ class Statistics:
         self._add_ages(episode)
         self._add_times(episode)
         self._add_drift(episode.trajectories)
-        for reward in episode.rewards:
-            self._add_reward(reward)
+        for name, weight in dict.fromkeys((r.name, r.weight) for r in episode.rewards):
+            self._add_rewards([r for r in episode.rewards if (r.name, r.weight) == (name, weight)])
         for judgement in episode.judgements:
             self.judgements += 1
             self.unscored_judgements += judgement.score is None
@@ -167,14 +167,16 @@ class Statistics:
                 self.replies += 1
                 self.drifted += [*self._round_trip(ids)] != ids
 
-    def _add_reward(self, reward: Reward) -> None:
-        component = self._rewards.setdefault((reward.name, reward.weight), RewardComponent(reward.weight))
-        if reward.value is None or not math.isfinite(reward.value):
-            component.unscored += 1
-            if reward.error:
-                component.errors[reward.error.partition(":")[0][:60]] += 1
+    def _add_rewards(self, earned: Sequence[Reward]) -> None:
+        """Count what an episode earned by one component, in several turns or at its end."""
+        first = earned[0]
+        component = self._rewards.setdefault((first.name, first.weight), RewardComponent(first.weight))
+        values = [r.value for r in earned if r.value is not None and math.isfinite(r.value)]
+        if len(values) == len(earned):
+            component.values.add(sum(values))
         else:
-            component.values.add(reward.value)
+            component.unscored += 1
+            component.errors.update(r.error.partition(":")[0][:60] for r in earned if r.error)
 
     @property
     def rewards(self) -> dict[str, RewardComponent]:
