@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ STAGES: dict[str, tuple[dict[str, Any], str]] = {
             "env_args": {"words": 4, "usual": 0.5, "named": True},
             "warm_start": {"demonstrations": 200, "copy_steps": 0, "clone_steps": 120, "batch": 16},
         },
-        "of the episodes repeat another of their task",
+        r"repeat another of their task.*; hundreds of steps with algorithm=maxrl, rollout.temperature=1.3 \(and",
     ),
     "clipped": (
         {
@@ -110,7 +111,7 @@ STAGES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("changes", "line"), STAGES.values(), ids=STAGES)
 def test_staged_run_names_its_stall(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
     warnings, steps = said(tmp_path, **dict(changes))
-    assert any(line in warning for warning in warnings), (warnings, steps[-1])
+    assert any(re.search(line, warning) for warning in warnings), (warnings, steps[-1])
 
 
 @pytest.mark.sandbox

@@ -17,7 +17,7 @@ from agent_rl.rollout.group_metrics import group_metrics
 from agent_rl.runs.diagnosis import Diagnosis
 from agent_rl.runs.folder import read_warnings, warn
 from agent_rl.runs.metrics import MetricsFile
-from agent_rl.runs.stalls import MEMORY, SHORT, WINDOW, find_stalls
+from agent_rl.runs.stalls import MEMORY, PAST_SHORT_CUTS, SHORT, WINDOW, find_stalls, patience
 from tests.doubles import Silent, example_episode
 
 STEPS = 4 * WINDOW
@@ -209,6 +209,13 @@ def test_stall_on_verl_names_its_settings(tmp_path: Path) -> None:
     patient, plateau = said
     assert "verl.actor_rollout_ref.actor.optim.weight_decay=0.1" in patient and "try another lr, more" in plateau
     assert "optimizer." not in patient + plateau
+
+
+def test_patience_names_no_setting_that_a_run_has() -> None:
+    assert patience({"algorithm": "grpo", "rollout.temperature": 1.3, "optimizer.weight_decay": 0.1}) == (
+        "hundreds of steps with algorithm=maxrl, eval.temperature=1 (and rollout.final_temperature=2)"
+    )
+    assert patience({**PAST_SHORT_CUTS, "rollout.final_temperature": 2.0}) == "hundreds of steps"
 
 
 def test_long_run_stalls_later(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ class Diagnosis:
     ) -> None:
         """Begin or resume a run of `samples` episodes a task in a folder, which stores warnings; `say` prints one.
 
-        Its planned steps decide after how many without progress it stalls. Settings have the embedded backend's names
-        in warnings, or those that `names` has for them.
+        Its planned steps decide after how many without progress it stalls. `names` replaces parts of warnings, in which
+        settings have the embedded backend's names.
         """
         self._run, self._folder, self._say, self._names = (algorithm, samples, env), folder, say, names
         self.episodes: Sequence[Episode] = ()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
+from types import MappingProxyType
 
 from agent_rl.core.sandbox_loss import COUNTS_AS
 
@@ -44,11 +45,21 @@ GAP = 0.2
 calls that were written again as text."""
 FEW_DECIDE = 0.3
 """An effective sample size of the weights, as a share of the tokens, below which few tokens make the update."""
-PATIENT = (
-    "hundreds of steps with algorithm=maxrl, rollout.temperature=1.3 (and rollout.final_temperature=2), "
-    "eval.temperature=1 and optimizer.weight_decay=0.1"
+PAST_SHORT_CUTS: Mapping[str, object] = MappingProxyType(
+    {"algorithm": "maxrl", "rollout.temperature": 1.3, "eval.temperature": 1, "optimizer.weight_decay": 0.1}
 )
-"""What got all runs of five environments past their short cuts; benchmarks/unlike.py measures it."""
+"""What got all runs of four environments past their short cuts; benchmarks/unlike.py measures it. Those of a fifth
+needed `rollout.final_temperature`, too."""
+
+
+def patience(has: Mapping[str, object] = MappingProxyType({})) -> str:
+    """Return what comes past short cuts, but for the settings that a run has."""
+    lacks = [f"{name}={value}" for name, value in PAST_SHORT_CUTS.items() if has.get(name) != value]
+    more = "" if has.get("rollout.final_temperature") else " (and rollout.final_temperature=2)"
+    return f"hundreds of steps{' with ' if lacks else ''}{', '.join(lacks)}{more}"
+
+
+PATIENT = patience()
 DRIFTED = '"algorithm.negative_mask={name: opsm, delta: 0.01}"'
 """The setting that leaves out what the policy has moved away from since it was sampled; see benchmarks/staleness.py."""
 LOST = 0.02

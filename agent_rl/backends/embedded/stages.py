@@ -6,6 +6,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ from agent_rl.runs.diagnosis import Diagnosis
 from agent_rl.runs.folder import METRICS, make_latest, save_config, warn
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.report import write_reports
+from agent_rl.runs.stalls import PAST_SHORT_CUTS, PATIENT, patience
 from agent_rl.runs.stored_groups import StoredGroups
 
 CHECKPOINT, BEST, REFERENCE, STORED = "checkpoint", "best", "reference", "stored_groups.json"
@@ -209,9 +211,10 @@ def train(run: LiveRun, trainer: Trainer) -> None:
     run.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
     if recomputes := config.decided is not None:
         run.say(f"   {config.decided}")
-    diagnosis = Diagnosis(
-        config.algorithm, config.rollout.samples, run.env.cls, run.folder, run.say, steps=config.steps
-    )
+    has = {name: attrgetter(name)(config) for name in (*PAST_SHORT_CUTS, "rollout.final_temperature")}
+    names = {PATIENT: patience(has | {"algorithm": config.algorithm.name})}
+    samples, steps = config.rollout.samples, config.steps
+    diagnosis = Diagnosis(config.algorithm, samples, run.env.cls, run.folder, run.say, steps=steps, names=names)
     while trainer.step < config.steps:
         run.stop.check()
         result = trainer.train_step()
