@@ -60,6 +60,8 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_N
 ENVIRONMENT |= {"MALLOC_ARENA_MAX": "1"}  # else each thread reserves 64 MiB of the address space, which is limited
 _WITHOUT_INPUT = ("lend", "end", "python")
 """Requests that bring nothing which an interpreter that is started for them may not see."""
+DYING = 0.25
+"""Seconds that an ended process may take from closing its files to being told of, on a busy machine."""
 MIN_ERROR = 4096
 """Bytes kept of a command's stderr, at least: why a file can't be read has to fit."""
 MAX_PROBLEM = 2048
@@ -236,7 +238,7 @@ class Agent:
         answer = interpreter.outcome(expired)
         lost = answer["lost"] is True
         if lost:
-            ended = self._end_interpreter()
+            ended = self._end_interpreter(now=expired)
             answer["error"] = None if expired else ended
         for capture in captures:
             if capture.total or lost:  # what was printed before the answer was seen with it
@@ -248,7 +250,7 @@ class Agent:
 
     def _lend(self, request: Request) -> tuple[Head, bytes]:
         if self.worker is not None:
-            self._end_interpreter()
+            self._end_interpreter(now=True)
         ends, self.lent = self.lent, []
         if len(ends) != 4:
             raise OSError(f"{len(ends)} descriptors came along, not 4")
@@ -256,12 +258,14 @@ class Agent:
         return {}, b""
 
     def _end(self, request: Request) -> tuple[Head, bytes]:
-        return {"error": self._end_interpreter()}, b""
+        return {"error": self._end_interpreter(now=request.now)}, b""
 
-    def _end_interpreter(self) -> str:
-        """End everything; return how the interpreter had ended, if it had."""
-        time.sleep(NAP)  # who closed the channel has probably just ended
-        self.processes.reap()
+    def _end_interpreter(self, *, now: bool) -> str:
+        """End everything; return how the interpreter had ended: but `now`, who closed its channel may be about to."""
+        until = time.monotonic() + (0.0 if now else DYING)
+        time.sleep(NAP)
+        while self.processes.reap() and self.worker not in self.processes.ended and time.monotonic() < until:
+            time.sleep(NAP)
         how = f"the interpreter {describe_exit(self.processes.ended.get(self.worker or 0))}"
         self.processes.end(roots=self.background.roots)
         self.processes.ended.pop(self.worker or 0, None)

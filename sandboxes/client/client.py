@@ -254,7 +254,7 @@ class AgentSandbox(Sandbox):
                 self._check_held()
                 raise
             except asyncio.CancelledError:
-                self._outgoing.put(pack({"op": "end", "id": self._count}))
+                self._outgoing.put(pack({"op": "end", "id": self._count, "now": True}))
                 raise
             finally:
                 if lost:
@@ -265,8 +265,8 @@ class AgentSandbox(Sandbox):
     async def _lend(self) -> DirectInterpreter:
         """Have the agent start an interpreter whose other ends are here."""
 
-        async def bury() -> str:
-            return str((await self._ask("end", {}, b"", 0.0))[0].get("error"))
+        async def bury(now: bool) -> str:
+            return str((await self._ask("end", {"now": now}, b"", 0.0))[0].get("error"))
 
         interpreter = DirectInterpreter(bury)
         try:

@@ -32,13 +32,13 @@ class DirectInterpreter:
     """An interpreter, by these ends of its connections; its worker is to be started at the others.
 
     Args:
-        bury: ends everything in the sandbox, and returns how the worker had ended.
+        bury: ends everything in the sandbox, now or once the worker has ended, and returns how that had.
     """
 
     _under_way: ClassVar[int] = 0
     """Calls, of all interpreters."""
 
-    def __init__(self, bury: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, bury: Callable[[bool], Awaitable[str]]) -> None:
         self._end_interpreter = bury
         self._ours, self._theirs = connect()
         self._arrivals, self._output = select.poll(), select.poll()
@@ -94,7 +94,7 @@ class DirectInterpreter:
         expired = self._ours.answer is None and not self._ours.broken
         head = self._ours.outcome(expired)
         if head["lost"]:
-            ended = await self._end_interpreter()
+            ended = await self._end_interpreter(expired)
             head["error"] = None if expired else ended
         if self._output.poll(0):  # most calls print nothing
             for capture in captures:

@@ -150,6 +150,18 @@ def test_direct_line_close_fails_the_running_call(jails, run):
     run(main())
 
 
+def test_direct_line_waits_for_how_its_interpreter_ends(jails, run):
+    async def main() -> None:
+        async with opened(jails) as box:
+            result = await box.run_python("import os, time; os.closerange(0, 999); time.sleep(0.05); os._exit(3)")
+            assert result.state_lost and "the interpreter ended with status 3" in result.error
+            result = await box.run_python("import os, time; os.closerange(0, 999); time.sleep(60)")
+            assert "the interpreter broke its connection and was killed" in result.error
+            assert result.seconds < 5
+
+    run(main())
+
+
 def test_direct_line_cancelled_leaves_no_process_or_descriptor(jails, run):
     beat = "import os, time\nos.fork()\nwhile True: open('beat', 'a').write('.'); time.sleep(0.01)"
 
