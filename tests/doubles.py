@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import functools
 from collections.abc import Container, Iterable, Sequence
 from itertools import chain, islice, repeat
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from episodes import example_episode as example_episode  # not of `tests`: where verl is, another package has the name
+from pydantic import BaseModel
 
 from agent_rl.algorithms.samples import Sample
 from agent_rl.core.episode import Episode, StopReason
@@ -211,3 +213,17 @@ def assert_plays_again(episode: Episode) -> bool:
     if whole:
         assert (again.steps, again.rewards, again.outcome) == (episode.steps, episode.rewards, episode.outcome)
     return whole
+
+
+class Color(enum.Enum):
+    """One of few values, as a tool takes and gives it."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
+class Point(BaseModel):
+    """Fields with a default, as a tool takes and gives them."""
+
+    x: int
+    y: int = 0

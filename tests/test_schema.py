@@ -1,7 +1,6 @@
 """agent_rl.gym.tool_schema, through @tool: schemas of signatures, and the conversion of arguments."""
 
 import asyncio
-import enum
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -13,16 +12,7 @@ from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError
 from agent_rl.gym.tool import Tool, tool
 from agent_rl.gym.tool_calls import call_tools
-
-
-class Color(enum.Enum):
-    RED = "red"
-    BLUE = "blue"
-
-
-class Point(BaseModel):
-    x: int
-    y: int = 0
+from tests.doubles import Color, Point
 
 
 def call(called: Tool, **arguments: object) -> Message:

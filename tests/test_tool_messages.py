@@ -1,24 +1,13 @@
 """agent_rl.gym.tool_messages: results as text."""
 
-import enum
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from pydantic import BaseModel
 
 from agent_rl.core.messages import ToolErrorKind
 from agent_rl.gym.tool_messages import as_text
-
-
-class Color(enum.Enum):
-    RED = "red"
-    BLUE = "blue"
-
-
-class Point(BaseModel):
-    x: int
-    y: int = 0
+from tests.doubles import Color, Point
 
 
 @pytest.mark.parametrize(

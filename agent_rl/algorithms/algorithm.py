@@ -24,7 +24,6 @@ from agent_rl.algorithms.diagnostics import (
     tool_error_metrics,
 )
 from agent_rl.algorithms.experience import Experience
-from agent_rl.algorithms.group_stats import TOLERANCE
 from agent_rl.algorithms.layouts import call
 from agent_rl.algorithms.loss import LossTerms, MicroBatchLoss
 from agent_rl.algorithms.objectives.base import Prepared
@@ -33,7 +32,7 @@ from agent_rl.algorithms.objectives.value import value_loss
 from agent_rl.algorithms.on_tokens import of_tokens, on_tokens, settled, shaped
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.algorithms.whole_episodes import sequences_of
-from agent_rl.core.episode import EpisodeGroup
+from agent_rl.core.episode import ROUNDING, EpisodeGroup
 from agent_rl.core.trajectory import Source
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import routing_metrics
@@ -112,7 +111,7 @@ class Algorithm(Requirements):
         corrects = self.weight or self.rejections or config.routing.min_agreement
         correction = self._correct(scored, trained) if corrects else Weights(trained.float(), trained)
         counted = correction.keep if config.denominators == "kept" else trained
-        differs = advantages.abs() >= TOLERANCE
+        differs = advantages.abs() >= ROUNDING
         if not config.count_zero_advantage:
             group = x.groups[rows.episode_of_token]
             informative = torch.zeros_like(x.kept).index_fill(0, group[differs], True)  # there are fewer groups

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.components import Count, NotNegative
 from agent_rl.algorithms.components import filter as episode_filter
-from agent_rl.algorithms.group_stats import TOLERANCE, group_index, group_range
+from agent_rl.algorithms.group_stats import group_index, group_range
+from agent_rl.core.episode import ROUNDING
 from agent_rl.lazy import torch
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def not_overlong(cut_short: Tensor) -> Tensor:
     formula="groups with max R - min R > tolerance, R not shaped",
     source="DAPO, Yu et al. 2025, eq. 11",
 )
-def varied_groups(unshaped: Tensor, groups: Tensor, *, tolerance: NotNegative = TOLERANCE) -> Tensor:
+def varied_groups(unshaped: Tensor, groups: Tensor, *, tolerance: NotNegative = ROUNDING) -> Tensor:
     """Keep the groups whose scores are not all equal: the criterion of dynamic sampling (DAPO, eq. 11).
 
     It judges the scores of the environment, as the paper does accuracy: a group that is all right differs by its length
@@ -76,7 +77,7 @@ def successful(
     What another filter has dropped counts for nothing.
     """
     chosen, seen = torch.zeros_like(kept), dict[int, set[tuple[int, ...]]]()
-    for number in torch.nonzero(kept & (scores >= threshold - TOLERANCE))[:, 0].tolist():
+    for number in torch.nonzero(kept & (scores >= threshold - ROUNDING))[:, 0].tolist():
         ways, way = seen.setdefault(int(groups[number]), set()), sampled[number]
         if way and way not in ways and (most is None or len(ways) < most):
             ways.add(way)

@@ -14,9 +14,6 @@ from agent_rl.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-TOLERANCE = 1e-6
-"""Numbers that are closer than this differ by rounding only: sums of rewards carry float noise."""
-
 
 def group_index(groups: Tensor, values: Tensor) -> Tensor:
     """Number the groups from 0, int64 `[E]`; `groups` are any ids of the values' episodes.

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.components import Count, Fraction, Positive, shaping
-from agent_rl.algorithms.group_stats import TOLERANCE, group_count, group_index, group_range, group_sum
+from agent_rl.algorithms.group_stats import group_count, group_index, group_range, group_sum
+from agent_rl.core.episode import ROUNDING
 from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.lazy import torch
@@ -123,7 +124,7 @@ def length_group(
     shortest, longest = group_range(_only_scored(lengths, scores), group_index(groups, scores))
     spread = longest - shortest
     reward = 0.5 - (lengths - shortest) / torch.where(spread > 0, spread, 1.0)
-    reward = torch.where(scores >= correct - TOLERANCE, reward, reward.clamp(max=0))
+    reward = torch.where(scores >= correct - ROUNDING, reward, reward.clamp(max=0))
     return scores + coefficient * torch.where(spread > 0, reward, 0.0)
 
 
@@ -191,7 +192,7 @@ def format_gate(
         raise ConfigError(f"format-gate: no reward component '{component}'.{hint} There are: {known}")
     own = [place for place, name in enumerate(component_names) if name == component]
     formatted = components[:, own].double().sum(-1)  # with other weights it is 0
-    passes = (formatted >= 1 - TOLERANCE) | ~has_component[:, own].any(-1)
+    passes = (formatted >= 1 - ROUNDING) | ~has_component[:, own].any(-1)
     gated = torch.where(passes, scores.double(), value)
     return torch.where(scores.isnan() | formatted.isnan(), torch.nan, gated)
 

@@ -19,7 +19,7 @@ from agent_rl.core.trajectory import Trajectory
 from agent_rl.core.usage import Usage
 
 ROUNDING = 1e-6
-"""Rewards that are closer than this are equal, as in training: ten steps of 0.1 add up to less than 1."""
+"""Rewards that are closer than this differ by rounding only: ten steps of 0.1 add up to less than 1."""
 
 
 class StopReason(StrEnum):

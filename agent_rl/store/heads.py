@@ -141,7 +141,7 @@ def _sizes(trajectory: Trajectory) -> _Sizes:
 
 def _head(episode: Episode, trajectories: Sequence[_Sizes]) -> Head:
     origin, errors = episode.origin, episode.tool_errors
-    rewards = {reward.name: episode.value(reward.name) for reward in episode.rewards}
+    rewards = {name: episode.value(name) for name in dict.fromkeys(reward.name for reward in episode.rewards)}
     versions = (span[4] for sizes in trajectories for span in sizes.spans)
     return Head(
         id=episode.id,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NewType
 from pydantic import Field
 
 from agent_rl.algorithms.components import Positive, objective
-from agent_rl.algorithms.group_stats import TOLERANCE
 from agent_rl.algorithms.objectives.base import Prepared, TokenLoss
 from agent_rl.algorithms.objectives.token import reinforce
+from agent_rl.core.episode import ROUNDING
 from agent_rl.errors import ConfigError
 from agent_rl.lazy import torch
 
@@ -131,7 +131,7 @@ def preference_pairs(scores: Tensor, groups: Tensor, *, margin: float = 0.0) -> 
 
     Pairs are in the order of the groups' ids. Of episodes that are equally good, or equally bad, the first is taken;
     one that is not scored (NaN) takes no part. A group whose best and worst differ by no more than `margin` (and
-    `TOLERANCE`) has no pair.
+    `ROUNDING`) has no pair.
 
     Raises:
         ConfigError: if the margin is below 0, with which an episode could be preferred to itself.
@@ -144,7 +144,7 @@ def preference_pairs(scores: Tensor, groups: Tensor, *, margin: float = 0.0) -> 
     best = score.new_zeros(len(ids)).scatter_reduce(0, group, score, "amax", include_self=False)
     worst = score.new_zeros(len(ids)).scatter_reduce(0, group, score, "amin", include_self=False)
     pairs = torch.stack([_first(score == extreme[group], group, len(ids)) for extreme in (best, worst)], dim=-1)
-    return scored[pairs[best - worst > margin + TOLERANCE]]
+    return scored[pairs[best - worst > margin + ROUNDING]]
 
 
 def _first(hit: Tensor, group: Tensor, groups: int) -> Tensor:

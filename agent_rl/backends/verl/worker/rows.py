@@ -86,7 +86,8 @@ def rewards_of(episode: Episode) -> dict[str, float]:
 
     `failed` and `scored` are 0 or 1; verl averages every name over the episodes that have it.
     """
-    found = {r.name: float(value) for r in episode.rewards if (value := episode.value(r.name)) is not None}
+    names = dict.fromkeys(r.name for r in episode.rewards)
+    found = {name: float(value) for name in names if (value := episode.value(name)) is not None}
     if episode.success is not None:
         found["success"] = float(episode.success)
     return found | {"failed": float(not episode.trainable), "scored": float(episode.reward is not None)}
