@@ -14,7 +14,7 @@ import agent_rl as ar
 from agent_rl.core.display import plural
 from agent_rl.core.episode import Outcome, StopReason
 from agent_rl.rollout import Rate, summarise
-from agent_rl.rollout.comparison import mean_interval, require_key
+from agent_rl.rollout.comparison import mean_interval, require_key, task_keys
 from agent_rl.rollout.usage import Quantiles, load_prices
 from agent_rl.stats.statistics import statistics_of
 from agent_rl.view.results import dump_results, print_results, result_table
@@ -102,8 +102,8 @@ def test_results_are_split_by_a_key_in_a_key(key: str) -> None:
     episodes = [example_episode(str(at), task=task) for at, task in enumerate(tasks)]
     assert {tag: len(found.episodes) for tag, found in summarise(episodes).by(key).items()} == {"0": 1, "1": 2}
     assert {tag: found.episodes for tag, found in statistics_of(episodes, [key]).tags[key].items()} == {"0": 1, "1": 2}
-    with pytest.raises(ar.ConfigError, match=r"Did you mean 'meta.level'\? They have: n, meta, a\.$"):
-        require_key("meta.levl", tasks)
+    with pytest.raises(ar.ConfigError, match=r"Did you mean 'meta.level'\? There are: n, meta, a\.$"):
+        require_key("by=meta.levl", "meta.levl", task_keys(tasks))
 
 
 def test_evaluation_adds_up_what_replies_used(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def episodes_by_tag(episodes: Iterable[Episode], key: str | None = None) -> dict
     key = key or next((name for name in TAG_KEYS if any(name in episode.task for episode in played)), None)
     if key is None or not played:
         return {}
-    require_key(key, (episode.task for episode in played))
+    require_key(f"by={key}", key, task_keys(episode.task for episode in played))
     for episode in played:
         tags = task_values(episode.task).get(key.removeprefix(TASK))
         for tag in dict.fromkeys(map(str, tags if isinstance(tags, list | tuple) else [tags])):
@@ -188,16 +188,27 @@ def episodes_by_tag(episodes: Iterable[Episode], key: str | None = None) -> dict
     return dict(sorted(found.items()))
 
 
-def require_key(key: str, tasks: Iterable[Task]) -> None:
-    """Check that a task has a key that results are to be split by.
+def task_keys(tasks: Iterable[Task]) -> list[str]:
+    """Return the keys that tasks have, as of `task_values`."""
+    return list(dict.fromkeys(name for task in tasks for name in task_values(task)))
+
+
+def require_key(setting: str, key: str, keys: Collection[str], fields: Collection[str] = ()) -> None:
+    """Check that results can be split by a key.
+
+    Args:
+        setting: what named it, for the error.
+        key: of a task, as `KEY` or `task.KEY`, or a field.
+        keys: those of the tasks.
+        fields: what else there is to split by.
 
     Raises:
-        ConfigError: if none has.
+        ConfigError: if it is none of them.
     """
-    keys = dict.fromkeys(name for task in tasks for name in task_values(task))
-    if key.removeprefix(TASK) not in keys:
-        own = ", ".join(name for name in keys if "." not in name)
-        raise ConfigError(f"by={key}: no task has such a key.{did_you_mean(key, keys)} They have: {own}.")
+    if key not in fields and key.removeprefix(TASK) not in keys:
+        known = (*fields, *keys)
+        shown = ", ".join(name for name in known if "." not in name)
+        raise ConfigError(f"{setting}: no task has such a key.{did_you_mean(key, known)} There are: {shown}.")
 
 
 def _means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:

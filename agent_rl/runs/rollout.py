@@ -31,7 +31,7 @@ from agent_rl.policy import AnyPolicy, SamplingSettings, ignored_sampling, open_
 from agent_rl.policy.by_name import POLICIES
 from agent_rl.rollout import Evaluation, Job, split_jobs, stream_finished, summarise
 from agent_rl.rollout.closing import check_constructor
-from agent_rl.rollout.comparison import require_key
+from agent_rl.rollout.comparison import require_key, task_keys
 from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.rollout.usage import load_prices, price_of
 from agent_rl.rollout.watch import watching
@@ -266,7 +266,7 @@ def _from_anywhere(settings: RolloutSettings) -> RolloutSettings:
 def _require_results(settings: RolloutSettings, jobs: Sequence[Job]) -> None:
     """Refuse a tag or prices that would only fail once all episodes have run."""
     if settings.by is not None:
-        require_key(settings.by, (job.task for job in jobs))
+        require_key(f"by={settings.by}", settings.by, task_keys(job.task for job in jobs))
     if settings.prices is not None:
         prices = load_prices(settings.prices)
         if settings.policy.name == "openai":

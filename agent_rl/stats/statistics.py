@@ -11,10 +11,9 @@ from typing import TypeAlias
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.messages import JSON, Message, ToolErrorKind
 from agent_rl.core.trajectory import Source, Trajectory
-from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.gym.tasks import task_values
 from agent_rl.replay.drift import sampled_replies
-from agent_rl.rollout.comparison import TAG_KEYS, TASK, Comparison, compare_means
+from agent_rl.rollout.comparison import TAG_KEYS, TASK, Comparison, compare_means, require_key
 from agent_rl.stats.departures import DepartureFinder, task_of
 from agent_rl.stats.tally import Distribution, Spread, Sum, Tally
 
@@ -194,13 +193,9 @@ class Statistics:
         Raises:
             ConfigError: if no task has a key that was asked for.
         """
-        for key in self.keys if self._is_asked else ():
-            if key not in FIELDS and key.removeprefix(TASK) not in self._task_keys and self.total.episodes:
-                known = (*FIELDS, *sorted(self._task_keys))
-                raise ConfigError(
-                    f"--by {key}: no task has such a key.{did_you_mean(key, known)} "
-                    f"There are: {_list(name for name in known if '.' not in name)}."
-                )
+        if self._is_asked and self.total.episodes:
+            for key in self.keys:
+                require_key(f"--by {key}", key, sorted(self._task_keys), FIELDS)
         found = {key: dict(_named(key, tallies)) for key, tallies in self._tallies.items()}
         return {key: tallies for key, tallies in found.items() if len(tallies) > 1 or self._is_asked}
 
@@ -303,7 +298,3 @@ def _new_tokens(trajectories: Iterable[Trajectory]) -> Counter[Source]:
         for span in trajectory.spans:
             found[span.source] += max(0, span.stop - max(span.start, start))
     return found
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names)
