@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from websockets.http11 import Request as Handshake
     from websockets.http11 import Response
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"websockets.{__name__}")
+"""Of the connections; below websockets' own, whose errors are printed where nobody set up logging."""
+_log.addFilter(lambda record: record.msg != "opening handshake failed")  # who came with TLS, or looks for open ports
 MAX_CALLS = 16_384
 """That a client may wait for at a time."""
 MAX_HELD = 16 * frames.MAX_BYTES
@@ -124,6 +126,7 @@ async def hosting(host: Host[L]) -> AsyncGenerator[str, None]:
             ping_timeout=settings.ping,
             close_timeout=settings.ping,
             server_header=None,
+            logger=_log,
         )
     except OSError as error:
         raise ConfigError(f"{settings.host}:{settings.port} can't be served on: {error}") from error

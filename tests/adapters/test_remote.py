@@ -207,9 +207,10 @@ def test_token_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ServerSettings(host="0.0.0.0")
 
 
-def test_address_that_asks_for_tls_in_vain_says_so(url: str) -> None:
+def test_address_that_asks_for_tls_in_vain_says_so(url: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ar.RemoteError, match=r" at https.* \(\w.*\): .* starts one, at http:// without TLS"):
         ar.spec(f"{url.replace('http', 'https')}/guess-v0")
+    assert health(url) and not caplog.text  # the server has nothing to say of it
 
 
 def test_players_of_a_match_meet_on_no_server() -> None:
