@@ -88,6 +88,18 @@ STAGED: list[tuple[str, Course, str | None]] = [
         "10 steps without progress at 73% success: 83% of the episodes end with the same answer; agent-rl check ENV",
     ),
     (
+        "one answer to a task, too",
+        but(
+            **STUCK,
+            rollout_same_answer=lambda at: 0.83,
+            rollout_repeated=lambda at: 0.9,
+            train_entropy=lambda at: 0.004,
+        ),
+        "10 steps without progress at 73% success: 83% of the episodes end with the same answer; agent-rl check ENV "
+        "shows what constant answers earn, harder or balanced tasks make them pay less; and 90% of the episodes repeat "
+        "another of their task (entropy 0.004 nats); hundreds of steps with",
+    ),
+    (
         "no exploration",
         but(**STUCK, rollout_repeated=lambda at: 0.9, train_entropy=lambda at: 0.004),
         "10 steps without progress at 73% success: 90% of the episodes repeat another of their task (entropy 0.00",

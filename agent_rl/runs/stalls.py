@@ -206,13 +206,17 @@ def _reason(steps: Steps) -> tuple[str, str] | None:
     same, repeated, mixed = (_mean(steps, f"rollout/{name}") for name in ("same_answer", "repeated", "groups_mixed"))
     with_gradient, entropy = (_mean(steps, name) for name in ("train/with_gradient", "train/entropy"))
     share = with_gradient if with_gradient is not None else mixed
-    if same is not None and same > MANY_ALIKE:
-        floors = "agent-rl check ENV shows what constant answers earn, harder or balanced tasks make them pay less"
-        return "one answer", f": {same:.0%} of the episodes end with the same answer; {floors}"
+    alike = ""
     if repeated is not None and repeated > MANY_ALIKE:
         unsure = "" if entropy is None else f" (entropy {entropy:.2g} nats)"
         more = f"{PATIENT} came past such points, from the start on; or raise algorithm.entropy, or clip_high_eps"
-        return "no exploration", f": {repeated:.0%} of the episodes repeat another of their task{unsure}; {more}"
+        alike = f"{repeated:.0%} of the episodes repeat another of their task{unsure}; {more}"
+    if same is not None and same > MANY_ALIKE:
+        floors = "agent-rl check ENV shows what constant answers earn, harder or balanced tasks make them pay less"
+        also = f"; and {alike}" if alike else ""
+        return "one answer", f": {same:.0%} of the episodes end with the same answer; {floors}{also}"
+    if alike:
+        return "no exploration", f": {alike}"
     if share is not None and share < FEW_ROWS:
         return "few gradients", f": {share:.0%} of the rows have a gradient; {_of_groups(steps)}"
     return None
