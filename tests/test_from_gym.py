@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec as EntryOfGymnasium
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from gymnasium.utils.env_checker import check_env
 
@@ -66,6 +67,19 @@ def test_lake_is_walked_to_its_end() -> None:
 def test_time_limit_of_gymnasium_truncates() -> None:
     episode = play(from_gym("CartPole-v1", max_episode_steps=2), "left", "right")
     assert (episode.stop_reason, episode.reward, episode.success) == (ar.StopReason.ENV_TRUNCATED, 2.0, False)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_cut_episode_is_not_solved_by_the_costs_it_spared(limit: int | None) -> None:
+    episode = play(from_gym("MountainCar-v0", max_episode_steps=limit), "left", "left", "left", turns=3)
+    assert (episode.reward, episode.value("solved"), episode.success) == (-3.0, 0.0, False)
+
+
+def test_whole_episode_that_gymnasium_truncates_may_be_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = EntryOfGymnasium("Limited-v0", "gymnasium.envs.classic_control:CartPoleEnv", 2.0, max_episode_steps=2)
+    monkeypatch.setitem(gymnasium.registry, "Limited-v0", limited)
+    episode = play(from_gym("Limited-v0"), "0", "1")
+    assert (episode.stop_reason, episode.value("solved")) == (ar.StopReason.ENV_TRUNCATED, 1.0)
 
 
 @pytest.mark.parametrize("answer", ["", "north", "I don't know", "7", "-1", "1.5", "1e999"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.images import Image
 from agent_rl.core.messages import Message, Observation, Step, Task
 from agent_rl.errors import ConfigError, did_you_mean
@@ -33,8 +34,8 @@ class GymnasiumEnv(Env):
 
     A task's `seed` is that of Gymnasium's `reset`, else a hash of the task: all samples of a task meet the same world.
     Its `options` are those of `reset`, its `gym_args` those of `gymnasium.make`. An answer without a legal action gets
-    a complaint, and moves nothing. Rewards are Gymnasium's own, step by step; `solved` (weight 0) says whether they
-    reached the environment's stated threshold.
+    a complaint, and moves nothing. Rewards are Gymnasium's own, step by step; `solved` (weight 0) says whether those of
+    a whole episode reached the environment's stated threshold.
     """
 
     gym_id: ClassVar[str | EnvSpec]
@@ -156,9 +157,18 @@ class GymnasiumEnv(Env):
 
     @reward(weight=0.0, inline=True)
     def solved(self, episode: Episode) -> bool | None:
-        """Whether the rewards reach the threshold at which Gymnasium calls the environment solved, if it has one."""
-        threshold = self._game.spec.reward_threshold if self._game.spec is not None else None
-        return None if threshold is None else self.earned >= threshold
+        """Whether a whole episode's rewards reach the threshold at which Gymnasium calls the environment solved.
+
+        One that is cut, by its budget or a time limit below Gymnasium's, is not solved: where each step costs, few cost
+        little. None without a threshold.
+        """
+        made = self._game.spec
+        if made is None or made.reward_threshold is None:
+            return None
+        full = gymnasium.registry.get(made.id, made).max_episode_steps or 0
+        is_long = (made.max_episode_steps or math.inf) >= full
+        whole = (StopReason.DONE, StopReason.ENV_TRUNCATED) if is_long else (StopReason.DONE,)
+        return episode.stop_reason in whole and self.earned >= made.reward_threshold
 
     def state_hash(self) -> str:
         """Return what is observed."""
