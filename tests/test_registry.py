@@ -91,6 +91,12 @@ def test_spec_suggests_for_unknown_ids():
         make("shop-v7")
 
 
+@pytest.mark.parametrize("id", ["host:8000/guess-v0", "http:/host:8000/guess-v0"])
+def test_spec_tells_how_an_address_is_written(id: str):
+    with pytest.raises(UnknownEnvError, match=r"server, .* before it: http://host:8000/guess-v0\. `agent-rl envs`"):
+        spec(id)
+
+
 def test_register_refuses_other_objects():
     for thing in (int, Shop(), lambda: Shop()):
         with pytest.raises(DefinitionError, match=r"no subclass of agent_rl\.Env"):

@@ -311,4 +311,7 @@ def _suggest(id: str) -> str:
     if versions := _versions(id.rpartition("-v")[0]):
         return f" Its versions are: {', '.join(versions)}."
     listing = " `agent-rl envs` lists them; --import FILE loads your own."
+    if ":" in id:  # which no id has
+        address = "http://" + re.sub("^https?:/*", "", id)
+        return f" If that is on a server, write http:// or https:// before it: {address}.{listing}"
     return did_you_mean(id, _specs) + listing
