@@ -102,7 +102,7 @@ STAGES: dict[str, tuple[dict[str, Any], str]] = {
             "updates": {"epochs": 4},
             "env_args": {"words": 12, "usual": 0.1, "said": 0.2},
         },
-        "the clip cut off",
+        "the clip cut off or capped",
     ),
 }
 

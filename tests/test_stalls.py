@@ -66,7 +66,7 @@ STAGED: list[tuple[str, Course, str | None]] = [
         lambda at: healthy(at) | {"mismatch/gap_mean": 0.48, "policy_version/staleness_0": 0.0},
         "training and rollout differ by 0.48 nats a token: most tokens are of earlier weights, so lower async.max_",
     ),
-    ("clipped", but(train_clip_fraction=lambda at: at), "the clip cut off 32% of the tokens: lower optimizer.lr, take"),
+    ("clipped", but(train_clip_fraction=lambda at: at), "the clip cut off or capped 32% of the tokens: lower optimi"),
     (
         "weights",
         but(mismatch_weight_eff_sample_size=lambda at: 0.05),

@@ -157,7 +157,7 @@ def _extremes(steps: Steps) -> Iterator[tuple[str, str]]:
     decide = _mean(last, "mismatch/weight_eff_sample_size", "rollout_corr/rollout_is_eff_sample_size")
     if len(steps) >= SHORT and clipped is not None and clipped > CLIPPED:
         way_out = "lower optimizer.lr, take fewer updates a batch, or sample fresher episodes"
-        yield "clipped", f"the clip cut off {clipped:.0%} of the tokens: {way_out}"
+        yield "clipped", f"the clip cut off or capped {clipped:.0%} of the tokens: {way_out}"
     if len(steps) >= SHORT and decide is not None and decide < FEW_DECIDE:
         way_out = "lower the cap of algorithm.weight, or mend what makes the policies differ (mismatch/...)"
         yield "weights", f"weights old/mu leave an effective {decide:.0%} of the tokens: {way_out}"
