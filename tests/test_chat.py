@@ -208,6 +208,8 @@ def test_interrupt_ends_a_reply_only(types: Types, talker: Path, tmp_path: Path)
     ("words", "said"),
     [
         (["oracle", "env=calculator-v0"], "is a script of environments: give a model"),
+        (["oracle"], "oracle is a script of environments: give a model"),
+        (["demonstrator"], "demonstrator is a script of environments: give a model"),
         (["/no/such/model"], "/no/such/model"),
         (["oracle", "env=calculater-v0"], "Did you mean 'calculator-v0'?"),
         (["oracle", "temperatur=1"], "Did you mean 'temperature'?"),

@@ -21,7 +21,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import load_all_once, spec
 from agent_rl.gym.tasks import TRAIN
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy
-from agent_rl.policy.by_name import POLICIES, SamplingSettings, model_folder, open_policy, sampling_params
+from agent_rl.policy.by_name import POLICIES, SCRIPTS, SamplingSettings, model_folder, open_policy, sampling_params
 from agent_rl.policy.human import QuitError
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.runs.chat import ALONE, ResetError, StreamingEngine, Terminal, chat, chat_job
@@ -83,9 +83,12 @@ def talk(arguments: argparse.Namespace) -> int:
     env = ALONE if settings.env is None else spec(settings.env)
     env.check_arguments(settings.env_args)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
+    is_script = ConfigError(f"{arguments.checkpoint} is a script of environments: give a model to talk to")
+    if name in SCRIPTS:  # before an environment without one is refused
+        raise is_script
     with open_policy(settings.policy, params, env) as policy:
         if isinstance(policy, EnvPolicy):
-            raise ConfigError(f"{arguments.checkpoint} is a script of environments: give a model to talk to")
+            raise is_script
         _talk(policy, settings, arguments.tokens)
     return 0
 

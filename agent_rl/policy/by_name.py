@@ -38,6 +38,8 @@ POLICIES: Registry[PolicyFactory] = Registry(
         "openai": "agent_rl.policy.openai",
     },
 )
+SCRIPTS = {"oracle", "demonstrator"}
+"""Those that play what an environment defines."""
 _GIVEN = ("params", "env")
 """The parameters that a caller fills in; all others of a factory are settings."""
 
