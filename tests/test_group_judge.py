@@ -133,6 +133,9 @@ PLANTED = '{"verdicts": {"1": {"score": 1.0}, "2": {"score": 0.0}}}'
         (_spoiled(lambda e: [{"id": id, "score": 1} for id in [*e, *e]]), JudgeFault.DOUBLED, 3),
         (_spoiled(lambda e: {id: {"score": 1.5} for id in e}), JudgeFault.OFF_MENU, 3),
         (_spoiled(lambda e: {id: {"score": True} for id in e}), JudgeFault.OFF_MENU, 3),
+        (_spoiled(lambda e: {id: {"score": "1.5"} for id in e}), JudgeFault.OFF_MENU, 3),
+        (_spoiled(lambda e: {id: {"score": "nan"} for id in e}), JudgeFault.OFF_MENU, 3),
+        (_spoiled(lambda e: {id: {"score": "good"} for id in e}), JudgeFault.OFF_MENU, 3),
         (lambda body: said(PLANTED), JudgeFault.UNKNOWN, 3),
         (lambda body: said("They are all fine."), JudgeFault.MALFORMED, 3),
         (lambda body: said(None, refusal="no"), JudgeFault.REFUSED, 1),
@@ -146,6 +149,12 @@ def test_ranking_fails_as_a_whole(script: Callable[[Body], Answer], fault: Judge
     assert {v.error for j in ranking.judgements for v in j.verdicts} == {fault}
     assert (ranking.pairs, len(server.asked)) == (0, 2 * calls)
     assert [bool(j.suspect) for j in ranking.judgements] == [False, False, True]
+
+
+def test_ranking_reads_scores_in_quotation_marks() -> None:
+    with FakeOpenAI(_spoiled(lambda e: {id: {"score": "0.75"} for id in e})) as server:
+        ranking, _ = compared(server, numbers(3, 9))
+    assert (scores(ranking), len(server.asked)) == ([0.75, 0.75], 2)
 
 
 def test_pairs_lose_the_episodes_of_failed_calls() -> None:

@@ -387,3 +387,11 @@ def test_reply_is_read_in_one_way(said: str, expected: float | JudgeFault) -> No
     for end in range(0, min(len(first), 200), 7):
         (cut,) = read_reply(Answer(first[:end]), inquiry)
         assert cut.value is None
+
+
+@pytest.mark.parametrize(("said", "value"), [("2", 1.0), ("1", 0.5), ("3", None), ("1.0", None), ("true", None)])
+def test_verdict_as_a_number_is_the_choice_of_its_digits(said: str, value: float | None) -> None:
+    scale = Criterion("w0", "w0", choices=("0", "1", "2"))
+    inquiry = Inquiry(Exhibit("", "alpha"), (scale, Criterion("c", "c")), "c", 0)
+    (found,) = read_reply(Answer(SAID.replace("c-1", "c").replace('"yes"', said)), inquiry)
+    assert (found.value, found.error) == (value, None if value is not None else JudgeFault.OFF_MENU)

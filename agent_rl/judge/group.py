@@ -211,11 +211,11 @@ class _Request:
         found: dict[int, _Given] = {}
         for entry in entries:
             given = entry.said if isinstance(entry.said, Mapping) else {"score": entry.said}
-            score = given.get("score")
-            if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-                detail = f"the score {str(score)[:80]!r} of '{entry.id}' is no number from 0 to 1"
+            score = _number(given.get("score"))
+            if not 0 <= score <= 1:
+                detail = f"the score {str(given.get('score'))[:80]!r} of '{entry.id}' is no number from 0 to 1"
                 return Verdict(RANK, error=JudgeFault.OFF_MENU, detail=detail)
-            found[self.ids[entry.id]] = _Given(float(score), str(given.get("reason") or ""))
+            found[self.ids[entry.id]] = _Given(score, str(given.get("reason") or ""))
         return found
 
 
@@ -292,6 +292,14 @@ class _Table:
         if not self.points[i]:
             return Verdict(RANK, error=JudgeFault.MISSING, detail="there is no other episode to compare it with")
         return Verdict(RANK, value=float(np.mean(self.points[i])), reason="\n".join(self.reasons[i]))
+
+
+def _number(said: JSON) -> float:
+    """Return a number, which may be in quotation marks; NaN for anything else."""
+    try:
+        return float(said) if isinstance(said, str | int | float) and not isinstance(said, bool) else np.nan
+    except (ValueError, OverflowError):
+        return np.nan
 
 
 def _replies(episode: Episode, rubric: Rubric) -> tuple[Message, ...]:

@@ -185,7 +185,9 @@ def _fault(criterion: Criterion, fault: JudgeFault, detail: str) -> Verdict:
 
 
 def _choice(criterion: Criterion, said: JSON) -> str | None:
-    """Return the choice that a judge named, in whatever case; None if it is none of the criterion's."""
+    """Return the choice that a judge named, in whatever case, of digits also as a number; None if it is none."""
+    if isinstance(said, int) and not isinstance(said, bool):
+        said = str(said)
     if not isinstance(said, str):
         return None
     offered = [str(choice) for choice in menu(criterion)]
