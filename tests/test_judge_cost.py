@@ -16,8 +16,12 @@ import pytest
 
 from agent_rl.cli import main
 from agent_rl.core.usage import Usage
+from agent_rl.errors import ConfigError
 from agent_rl.judge import estimate
+from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.judged import load_judged
+from agent_rl.judge.model import ModelJudge
+from agent_rl.judge.offline import judge_episodes
 from agent_rl.store.episodes import EpisodeWriter
 from tests.fake_judge import FakeJudge, answered
 from tests.fake_openai import HANG, Answer, Body, FakeOpenAI, failed
@@ -206,3 +210,13 @@ def test_run_says_why_episodes_are_unscored(capsys: pytest.CaptureFixture[str]) 
                 and f"too_long: the conversation is too long for m: {said}" in printed
             )
     assert "calls: 7 (6 of unknown tokens)" in printed
+
+
+def test_judge_of_other_settings_is_refused_as_settings_are() -> None:
+    with FakeOpenAI(FakeJudge()) as server:
+        settings = {"model": "m", "base_url": server.url}
+        with ModelJudge(JudgeConfig(**settings)) as one, ModelJudge(JudgeConfig(**settings, samples=3)) as other:
+            found = judge_episodes("run", "rubric.yaml", one, out="a.jsonl")
+            assert judge_episodes("run", "rubric.yaml", settings, out="a.jsonl").judgements == found.judgements
+            with pytest.raises(ConfigError, match="was judged by another judge"):
+                judge_episodes("run", "rubric.yaml", other, out="a.jsonl")

@@ -193,7 +193,7 @@ def test_run_without_its_judge_is_refused_before(tmp_path: Path):
 def test_workers_share_the_limits_of_a_judge(tmp_path: Path):
     whole = JudgeConfig(model="m", requests_per_minute=60, concurrency=4)
     judge = judge_of_worker(whole, tmp_path / "calls.jsonl", 8)
-    assert (judge._config.requests_per_minute, judge._config.concurrency) == (7.5, 1)
+    assert (judge.config.requests_per_minute, judge.config.concurrency) == (7.5, 1)
     assert judge_of_worker(JudgeConfig(), tmp_path / "calls.jsonl", 8) is None
 
 

@@ -43,7 +43,7 @@ class ModelJudge:
         Raises:
             ConfigError: if the settings have no model, or no price for it.
         """
-        self.caller, self._config = Caller(config, log), config
+        self.caller, self.config = Caller(config, log), config
         self.name = self.caller.name
         self.log = log
         """The file of its calls, as given."""
@@ -122,10 +122,10 @@ class ModelJudge:
         """Yield the requests about all criteria of a view."""
         criteria = [c for c in rubric.criteria if c.rule is None and c.view == view]
         secret = self.caller.secret
-        for sample in range(self._config.samples):
-            order = sample if self._config.permute else 0
+        for sample in range(self.config.samples):
+            order = sample if self.config.permute else 0
             ordered = sorted(criteria, key=lambda c: nonce(secret, str(order), c.id)) if order else criteria
-            size = self._config.per_call or len(ordered)
+            size = self.config.per_call or len(ordered)
             for start in range(0, len(ordered), size):
                 yield inquire(ordered[start : start + size], shown, sample, secret)
 

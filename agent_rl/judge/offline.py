@@ -26,6 +26,7 @@ from agent_rl.judge.build import build_judge
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.files import load_rubric, rubric_of
 from agent_rl.judge.judged import EpisodeSource, Judged, JudgedEpisode, JudgedHeader, JudgedWriter, load_judged
+from agent_rl.judge.model import ModelJudge
 from agent_rl.judge.rubric import Rubric
 from agent_rl.store.episodes import episode_at
 from agent_rl.store.selection import Selection, select
@@ -59,7 +60,9 @@ class Plan:
 
     @property
     def config(self) -> JudgeConfig:
-        """The judge's settings; the defaults for one that was given."""
+        """The judge's settings; the defaults for one that was given and has none."""
+        if isinstance(self.judge, ModelJudge):
+            return self.judge.config
         return self.judge if isinstance(self.judge, JudgeConfig) else JudgeConfig()
 
     def rubric_of(self, episode: Episode) -> Rubric:
