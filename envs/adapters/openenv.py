@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import json
+import reprlib
 import sys
 import time
 import urllib.request
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall, ToolErrorKind
+from agent_rl.core.meter import meter, sleep_uncounted
 from agent_rl.errors import ConfigError, InfrastructureError
 from agent_rl.gym.env import Env
 from agent_rl.gym.tasks import world_seed
@@ -134,16 +136,20 @@ class OpenEnv(Env):
         return Step((said,), float(answer.get("reward") or 0.0), terminated=self._over)
 
     async def _begin(self, options: Mapping[str, JSON]) -> Any:
-        """Open a session and reset it; wait while the server is full."""
-        until = time.monotonic() + WAIT
+        """Open a session and reset it; wait while the server is full, which is not the environment's time."""
+        until, running = time.monotonic() + WAIT, meter.get()
         while True:
+            asked = time.monotonic()
             try:
                 return await self._asked("reset", options)
             except _FullError as error:
                 await self.close()
                 if time.monotonic() > until:
-                    raise OpenEnvError(f"{self.url} has had no session free for {WAIT:g} s: {error}") from error
-                await asyncio.sleep(0.1)
+                    full = f"{self.url} has had no session free for {WAIT:g} s: {error}"
+                    raise OpenEnvError(f"{full}; raise its max_concurrent_envs, or play fewer at a time") from error
+                if running is not None:
+                    running.excuse(asked, time.monotonic())
+                await sleep_uncounted(0.1)
 
     async def _asked(self, kind: str, data: Mapping[str, JSON]) -> Any:
         """Send a message; return the data of its answer."""
@@ -161,16 +167,21 @@ class OpenEnv(Env):
                     self._socket = await connect(address, max_size=None, proxy=None)
                 with contextlib.suppress(ConnectionClosed):  # a full server says so, and closes
                     await self._socket.send(sent, text=True)
-                answer = json.loads(await self._socket.recv())
+                said = await self._socket.recv()
         except (OSError, TimeoutError, WebSocketException) as error:
             raise OpenEnvError(f"the OpenEnv server at {self.url} gave no answer to {kind}: {error!r}") from error
-        if answer["type"] != "error":
-            return answer["data"]
-        code, message = answer["data"].get("code"), str(answer["data"].get("message"))
+        try:
+            is_error, data = _read(said)
+        except (ValueError, LookupError, TypeError) as error:
+            answer = f"the OpenEnv server at {self.url} answers {kind} with {reprlib.repr(said)}"
+            raise OpenEnvError(f"{answer}, which is not OpenEnv's protocol: {error!r}") from error
+        if not is_error:
+            return data
+        code, message = data.get("code"), str(data.get("message"))
         if code == "CAPACITY_REACHED":
             raise _FullError(message)
         if code in REFUSED and kind == "step":
-            raise _RefusedError(_reasons(answer["data"]) or message)
+            raise _RefusedError(_reasons(data) or message)
         raise OpenEnvError(f"the OpenEnv server at {self.url} failed in {kind}: {message} ({code})")
 
 
@@ -208,6 +219,17 @@ def _action_schema(url: str) -> Any:
             return json.load(answer)["action"]
     except (OSError, ValueError, LookupError) as error:
         raise OpenEnvError(f"{url}/schema gave no schema: {error}; is this an OpenEnv server?") from error
+
+
+def _read(said: str | bytes) -> tuple[bool, Mapping[str, Any]]:
+    """Return whether an answer is an error, and its data."""
+    answer = json.loads(said)
+    is_error, data = answer["type"] == "error", answer["data"]
+    for part in (data,) if is_error else (data, data["observation"]):
+        if not isinstance(part, Mapping):
+            raise TypeError(f"{reprlib.repr(part)} is no object")
+    float(data.get("reward") or 0.0)
+    return is_error, data
 
 
 def _failed(call: ToolCall, kind: ToolErrorKind, complaint: str) -> Message:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 import socket
 import threading
@@ -15,6 +17,8 @@ from fastmcp import FastMCP
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 
 import agent_rl as ar
 from agent_rl.envs.adapters import openenv
@@ -215,3 +219,50 @@ def test_dead_server_fails_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert episode.outcome is ar.Outcome.FAILED and episode.error is not None and "/schema" in episode.error.message
     with pytest.raises(ar.ConfigError, match="give the server's address"):
         ar.from_openenv("localhost:8000")
+
+
+class ByHand:
+    """A server on one port that answers a schema, resets, and each step with the next of `answers`."""
+
+    def __init__(self, *answers: str | bytes, places: int = 8, seconds: float = 0.0) -> None:
+        self.answers, self.places, self.seconds, self.open = answers, places, seconds, 0
+
+    def schema(self, socket: ServerConnection, request: Request) -> Response | None:
+        text = {"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"]}
+        return socket.respond(200, json.dumps({"action": text})) if request.path == "/schema" else None
+
+    async def play(self, socket: ServerConnection) -> None:
+        if self.open == self.places:
+            await socket.send(json.dumps({"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "full"}}))
+            return
+        self.open += 1
+        async for _ in socket:
+            await socket.send(seen())
+            for answer in self.answers:
+                await socket.recv()
+                await asyncio.sleep(self.seconds)
+                await socket.send(answer)
+        self.open -= 1
+
+    async def play_tasks(self, name: str, budget: ar.Budget, n: int) -> list[ar.Episode]:
+        async with serve(self.play, "127.0.0.1", 0, process_request=self.schema) as server:
+            url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+            ar.register(f"openenv-test/{name}-v0", budget=budget)(ar.from_openenv(url))
+            return await asyncio.to_thread(ar.run, f"openenv-test/{name}-v0", "empty", n=n)
+
+
+def seen(reward: object = None, done: bool = False) -> str:
+    return json.dumps({"type": "observation", "data": {"observation": {"text": "x"}, "reward": reward, "done": done}})
+
+
+@pytest.mark.parametrize("answer", ["<html>", "[1]", '{"data": {}}', '{"type": "state", "data": {}}', seen("high")])
+def test_answer_of_another_protocol_is_the_servers_failure(answer: str) -> None:
+    (episode,) = asyncio.run(ByHand(answer).play_tasks("unreadable", ar.Budget(turns=4), 1))
+    assert (episode.ending, episode.reward) == ("tool_infra", None) and episode.error is not None
+    assert "http://127.0.0.1" in episode.error.message and "not OpenEnv's protocol" in episode.error.message
+
+
+def test_wait_for_a_full_server_is_not_the_environments_time() -> None:
+    by_hand = ByHand(seen(1), seen(1, done=True), places=1, seconds=0.6)
+    episodes = asyncio.run(by_hand.play_tasks("one-place", ar.Budget(turns=4, seconds=4.5), 4))
+    assert [(e.ending, e.reward) for e in episodes] == [("ok", 2.0)] * 4, [e.error for e in episodes]
