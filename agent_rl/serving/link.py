@@ -123,7 +123,8 @@ class Connection(Generic[R]):
             except InvalidStatus as error:
                 status, said = error.response.status_code, (error.response.body or b"").decode(errors="replace").strip()
                 if status < 500:
-                    raise ConfigError(f"{self.url} answers {status}: {said}") from None
+                    other = "" if status == 401 else f"; no `{self._started_by}` of this version listens there"
+                    raise ConfigError(f"{self.url} answers {status}: {said[:200]}{other}") from None
                 failure = RemoteError(f"status {status}: {said[:200]}")  # such as a proxy's whose server is gone
             except ssl.SSLCertVerificationError as error:
                 why = f"{self.url} has a certificate that nobody here vouches for: {error.verify_message}"

@@ -221,6 +221,11 @@ def test_dead_server_fails_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
         ar.from_openenv("localhost:8000")
 
 
+def test_address_of_an_openenv_server_is_none_of_ours(served: dict[str, str]) -> None:
+    with pytest.raises(ar.ConfigError, match=r"/v\d+ answers 403: .*; no `agent-rl serve` of this version listens"):
+        ar.run(f"{served['echo']}/echo-v0")
+
+
 class ByHand:
     """A server on one port that answers a schema, resets, and each step with the next of `answers`."""
 
