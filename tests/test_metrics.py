@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,23 @@ def test_writers_get_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [row[:2] for row in sent if row[0] != "train"] == [
         ("cloning", 0), *(("eval/dev/greedy", step) for step in range(1, 5)),
     ]  # fmt: skip
+
+
+def test_writer_that_failed_is_sent_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: dict[str, list[int]] = {"tensorboard": [], "wandb": []}
+    is_down = True
+
+    def take(name: str, group: str, step: int, values: object) -> None:
+        if is_down and name == "wandb" and step == 2:
+            raise ConnectionError
+        sent[name].append(step)
+
+    opened = {name: lambda *_, name=name: nullcontext(partial(take, name)) for name in sent}
+    monkeypatch.setattr(writers, "_OPEN", opened)
+    for first in (1, 2):  # resumed from the checkpoint of step 1
+        with MetricsFile(tmp_path, Writers(["tensorboard", "wandb"], tmp_path, {}, print)) as log:
+            log.rewind(first - 1)
+            for step in range(first, 5):
+                log.write("train", step, {"train/loss": 1.0})
+        is_down = False
+    assert sent == {"tensorboard": [1, 2, 3, 4], "wandb": [1, 2, 3, 4]}

@@ -33,7 +33,7 @@ full names."""
 PROJECT = "agent_rl"
 """What runs are filed under, unless the package's own environment variable says otherwise."""
 SENT = "sent_metrics.json"
-"""The last step that a run's writers have of each group: what it takes again after a kill is in their curves."""
+"""The last step that each of a run's writers has of each group: what it takes again after a kill is in their curves."""
 LOGIN_SECONDS = 60
 """How long Weights & Biases may wait for somebody to log in at the terminal."""
 
@@ -65,9 +65,9 @@ class Writers:
         self._sent = _sent_before(folder / SENT)
 
     def write(self, kind: str, step: int, values: Mapping[str, object]) -> None:
-        """Send a row's finite numbers, unless the curves are beyond its step."""
+        """Send a row's finite numbers to each writer whose curves are not beyond its step."""
         group = "/".join([kind, *(str(values[k]) for k in ("split", "sampling") if k in values)])
-        if not self._open or step <= self._sent.get(group, -1):
+        if not self._open:
             return
         numbers = {
             name if kind == "train" else f"{group}/{name}": float(value)
@@ -75,8 +75,11 @@ class Writers:
             if isinstance(value, int | float) and math.isfinite(value)
         }
         for name, (write, _) in list(self._open.items()):
-            self._tried(name, partial(write, group, step, numbers))
-        self._sent[group] = step
+            had = self._sent.get(group, -1)  # of all writers, in the file of an older version
+            if step > self._sent.get(key := f"{name} {group}", had):
+                self._tried(name, partial(write, group, step, numbers))
+                if name in self._open:
+                    self._sent[key] = step
         with suppress(OSError):  # a full disk doubles a point, at worst
             (self._folder / SENT).write_text(json.dumps(self._sent), encoding="utf-8")
 
