@@ -94,6 +94,19 @@ def test_writer_sets_long_torn_tails_aside(file: Path) -> None:
         assert ids_of(file) == ["a"]
 
 
+def test_full_disk_leaves_no_part_of_what_is_set_aside(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write(file, "a")
+    with file.open("ab") as handle:
+        handle.write(b"torn")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*episodes\.jsonl\.torn-1"):
+        EpisodeWriter(file)
+    assert [path.name for path in file.parent.iterdir()] == ["episodes.jsonl"] and file.read_bytes().endswith(b"torn")
+
+
 def test_writer_opens_whole_files_silently(file: Path) -> None:
     write(file, "a")
     with warnings.catch_warnings():

@@ -30,13 +30,23 @@ def heal(fd: int, path: Path) -> None:
 
 
 def set_aside(path: Path, reason: str, parts: Iterable[bytes]) -> Path:
-    """Write what is cut off a file into a new one, `<path>.<reason>-<n>`; return its path when it is on the disk."""
+    """Write what is cut off a file into a new one, `<path>.<reason>-<n>`; return its path when it is on the disk.
+
+    Raises:
+        OSError: if the disk refuses; nothing of the new file stays, as it would fill a full disk further each time.
+    """
     names = (Path(f"{path}.{reason}-{n}") for n in count(1))
     aside = next(name for name in names if not name.exists())
-    with aside.open("xb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with aside.open("xb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException as error:
+        aside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(aside)
+        raise
     return aside
 
 
