@@ -362,6 +362,15 @@ def test_run_from_adapter_keeps_its_base(adapter_run: tuple[Path, Path], tmp_pat
         load_model(moved / "checkpoint")
 
 
+def test_run_from_adapter_trains_all_weights(adapter_run: tuple[Path, Path], tmp_path: Path) -> None:
+    warm = {"clone_steps": 1, "demonstrations": 8, "batch": 8}
+    changes = {"steps": 0, "eval": {"n": 4, "dev_n": 4, "every": 0}, "warm_start": warm}
+    start = adapter_run[0] / "checkpoint"
+    run = start_run(config(tmp_path, start_from=str(start), **changes), Progress())
+    before, after = (load_model(of)[0].state_dict() for of in (start, run / "checkpoint"))
+    assert before and not any(torch.equal(before[name], after[name]) for name in before)
+
+
 @pytest.mark.sandbox
 @pytest.mark.parametrize(
     "changes",

@@ -65,7 +65,7 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def merge(model: PreTrainedModel) -> PreTrainedModel:
-    """Write a model's adapters into its weights, and take them away; return the model.
+    """Write a model's adapters into its weights, and take them away; return the model, whose weights have gradients.
 
     An adapter of the embeddings or of the head alone unties them: the other one keeps its weights.
     """
@@ -83,6 +83,7 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
     if has_adapters(model):
         model._hf_peft_config_loaded = False
         del model.peft_config
+        model.requires_grad_(True)  # which `add_adapter` took
     return model
 
 
