@@ -6,7 +6,7 @@
 Each is a file in benchmarks/unlike/, beside the built-in ones as they are no examples: what they ask for is hard for a
 tiny model, and their demonstrations and short cuts are made to mislead it. *Short cut* is what the best policy earns
 that leaves out what has to be learned. A finished run is taken as it is; --dry-run trains none, and prints
-what scripts earn and the runs that there are.
+what scripts earn and the runs that there are. `--envs watch` is one more, which the defaults do not learn.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from agent_rl.seeds import Stream, rng
 
 OUT = Path("runs") / "unlike"
 FILES = Path(__file__).parent / "unlike"
-STEPS: Mapping[str, int] = {"lock": 600, "hops": 300, "belt": 900, "compare": 1500, "stock": 500}
+STEPS: Mapping[str, int] = {"lock": 600, "hops": 300, "belt": 900, "compare": 1500, "stock": 500, "watch": 600}
 """The environments, and for how long each is trained."""
+TOO_HARD = {"watch"}
+"""Which of them the defaults do not learn."""
 OWN: Mapping[str, Sequence[str]] = {"belt": ("rollout.final_temperature=2",)}
 """What one takes beside: belt's policies are too sure of what is wrong for 1.3, and too weak at first for 2."""
 COMMON = ("threads=1", "eval.n=256", "eval.every=50")
@@ -41,7 +43,7 @@ BAR, EARLY, SMOOTH = 0.95, 20, 5
 def main() -> int:
     """Train the missing runs and print a Markdown table; return 1 if a run missed the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--envs", nargs="+", choices=STEPS, default=[name for name in STEPS if name not in TOO_HARD])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--dry-run", action="store_true")
