@@ -159,8 +159,10 @@ def test_auto_recomputes_old_only_where_it_is_read() -> None:
 
 TAKEN_FOR_FRESH = {"a2c", "gpg", "reinforce", "remax", "rloo", "rloo-paper"}
 """Presets whose objective has no ratio and no mask: nothing in them knows who sampled the tokens."""
-ONLY_WEIGHED = {"cispo", "cispo-paper", "decoupled_ppo", "olmo3", "sapo", "scalerl"}
-"""Presets that learn less from what has drifted, and still learn from it."""
+LEFT_OUT = {"decoupled_ppo-paper", "dpo", "gspo", "icepop", "icepop-paper", "m2po", "m2po-paper", "minirl"}
+LEFT_OUT |= {"rft", "rft-paper"}
+"""Presets that drop what has drifted, episode by episode or for good, or learn from any policy's. All others learn less
+from it, as by the clip, and still learn from it."""
 
 
 @pytest.mark.parametrize("name", choices("algorithm"))
@@ -174,7 +176,7 @@ def test_stale_tokens_are_left_out_or_warned_about(name: str) -> None:
     old = "async.max_staleness=2"
     assert not warning()
     assert ("taken for fresh" in warning(old)) == (name in TAKEN_FOR_FRESH)
-    assert ("only weighed" in warning(old)) == (name in ONLY_WEIGHED)
+    assert ("only weighed" in warning(old)) == (name not in TAKEN_FOR_FRESH | LEFT_OUT)
     recomputed = warning(old, "rollout.weights=int4")  # old is as fresh as theta
     assert ("taken for fresh" in recomputed) == only_by_old
     if only_by_old:

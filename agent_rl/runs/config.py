@@ -93,7 +93,7 @@ class EvalConfig(Section):
 
 FELL = {
     "taken for fresh": "taken for fresh, which brought grpo to 0 % at 4",
-    "weighed": "only weighed, or left out one by one, which brought one seed of three to 0 % at 4",
+    "weighed": "only weighed, or left out one by one, under which one seed of three or more fell at 4",
 }
 """What was seen of algorithms that learn from all old tokens, by `AlgorithmConfig.drifted`."""
 
@@ -183,8 +183,7 @@ class RunConfig(EnvironmentSettings):
             return None
         return (
             f"tokens of {ahead.max_staleness} updates ago are {FELL[drifted]}: algorithm={self.algorithm.name} "
-            "leaves out nothing of what the policy has moved away from; set "
-            f"{DRIFTED}, algorithm=m2po, or async.max_staleness=1"
+            f"learns from what the policy has moved away from; set {DRIFTED}, algorithm=m2po, or async.max_staleness=1"
         )
 
     def load_env(self) -> EnvSpec:
