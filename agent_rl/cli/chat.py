@@ -83,12 +83,12 @@ def talk(arguments: argparse.Namespace) -> int:
     env = ALONE if settings.env is None else spec(settings.env)
     env.check_arguments(settings.env_args)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
-    is_script = ConfigError(f"{arguments.checkpoint} is a script of environments: give a model to talk to")
+    no_model = ConfigError(f"{arguments.checkpoint} is a script of environments: give a model to talk to")
     if name in SCRIPTS:  # before an environment without one is refused
-        raise is_script
+        raise no_model
     with open_policy(settings.policy, params, env) as policy:
         if isinstance(policy, EnvPolicy):
-            raise is_script
+            raise no_model
         _talk(policy, settings, arguments.tokens)
     return 0
 

@@ -248,6 +248,11 @@ class Episode(Displayed):
         return sum(v for v in values if v is not None) if values and None not in values else None
 
 
+def component_values(episode: Episode) -> dict[str, float | None]:
+    """Return the value of each reward component by its name, in the order in which they first came."""
+    return {name: episode.value(name) for name in dict.fromkeys(reward.name for reward in episode.rewards)}
+
+
 _scored, _with_task = replacing(Episode, "rewards", "judgements"), replacing(Episode, "task")
 
 

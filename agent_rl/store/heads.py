@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent_rl.core.episode import Episode, Failure, Origin, Outcome, Reward, StepRecord, StopReason
+from agent_rl.core.episode import Episode, Failure, Origin, Outcome, Reward, StepRecord, StopReason, component_values
 from agent_rl.core.escaping import ESCAPE
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.trajectory import Source, Trajectory
@@ -141,7 +141,6 @@ def _sizes(trajectory: Trajectory) -> _Sizes:
 
 def _head(episode: Episode, trajectories: Sequence[_Sizes]) -> Head:
     origin, errors = episode.origin, episode.tool_errors
-    rewards = {name: episode.value(name) for name in dict.fromkeys(reward.name for reward in episode.rewards)}
     versions = (span[4] for sizes in trajectories for span in sizes.spans)
     return Head(
         id=episode.id,
@@ -169,7 +168,7 @@ def _head(episode: Episode, trajectories: Sequence[_Sizes]) -> Head:
         version=max((version for version in versions if version is not None), default=None),
         question=opening_question(episode)[:QUESTION],
         task={key: kept for key, value in episode.task.items() if (kept := _scalar(value)) is not None},
-        rewards={name: _finite(value) for name, value in rewards.items()},
+        rewards={name: _finite(value) for name, value in component_values(episode).items()},
         tool_errors=errors,
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent_rl.algorithms.samples import to_samples
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, component_values
 from agent_rl.core.messages import JSON
 from agent_rl.core.sequences import shared_start
 from agent_rl.core.trajectory import ExpertArray
@@ -86,8 +86,7 @@ def rewards_of(episode: Episode) -> dict[str, float]:
 
     `failed` and `scored` are 0 or 1; verl averages every name over the episodes that have it.
     """
-    names = dict.fromkeys(r.name for r in episode.rewards)
-    found = {name: float(value) for name in names if (value := episode.value(name)) is not None}
+    found = {name: float(value) for name, value in component_values(episode).items() if value is not None}
     if episode.success is not None:
         found["success"] = float(episode.success)
     return found | {"failed": float(not episode.trainable), "scored": float(episode.reward is not None)}
