@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from agent_rl.core.episode import Episode, StopReason
+from agent_rl.core.episode import Episode
 from agent_rl.core.images import Image
 from agent_rl.core.messages import Message, Observation, Step, Task
 from agent_rl.errors import ConfigError, did_you_mean
@@ -49,12 +49,12 @@ class GymnasiumEnv(Env):
     """Whether observations show what Gymnasium renders, beside their text."""
     illegal_reward: ClassVar[float] = 0.0
     """For an answer that means no legal action."""
-    snapshot_attributes = ("gym", "earned", "mask", "shown", "over")
+    snapshot_attributes = ("gym", "earned", "mask", "shown", "over", "cut")
 
     def __init__(self, **gym_args: object) -> None:
         self._made_with = {**self.gym_args, **_checked(self.gym_id, gym_args)}
         self.gym: gymnasium.Env[Any, Any] | None = None
-        self.earned = 0.0
+        self.earned, self.cut = 0.0, False
         self.mask: object = None
         self.shown = ""
         """The last observation."""
@@ -146,7 +146,7 @@ class GymnasiumEnv(Env):
             return Step((Message("user", complaint),), self.illegal_reward)
         observation, earned, terminated, truncated, info = self._game.step(meant)
         self.earned += float(earned)
-        self.over = bool(terminated or truncated)
+        self.over, self.cut = bool(terminated or truncated), bool(truncated and not terminated)
         said = self._observed(observation, info)
         return Step((self._shown_with(said),), float(earned), bool(terminated), bool(truncated))
 
@@ -167,8 +167,7 @@ class GymnasiumEnv(Env):
             return None
         full = gymnasium.registry.get(made.id, made).max_episode_steps or 0
         is_long = (made.max_episode_steps or math.inf) >= full
-        whole = (StopReason.DONE, StopReason.ENV_TRUNCATED) if is_long else (StopReason.DONE,)
-        return episode.stop_reason in whole and self.earned >= made.reward_threshold
+        return self.over and (is_long or not self.cut) and self.earned >= made.reward_threshold
 
     def state_hash(self) -> str:
         """Return what is observed."""
