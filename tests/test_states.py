@@ -188,6 +188,15 @@ def test_vine_plan_compares_prompts_without_hashes():
     ]
 
 
+def test_vine_plan_values_no_turn_begun_with_a_summary():
+    whole = EPISODES[0].trajectories[0]
+    reply = Trajectory(Fork(0, 1))
+    reply.append([ord("a")], Source.PROMPT, 1)
+    reply.append_completion(Completion((20,), (-1.0,), STOP, (0,)), 1)
+    summarised = [replace(EPISODES[0], trajectories=(whole, reply)), *EPISODES[1:]]
+    assert tuple(map(set, planned(3, 100, episodes=summarised).states)) == (STATES[0], *STATES[2:])
+
+
 def test_vine_plan_values_beginnings_first():
     assert [s.episode for s in planned(2, 5).starts] == [0, 1, 2, 2] and planned(2, 5).valued == (0, 3)
     assert planned(2, 3).valued == (0,) and planned(2, 1).starts == ()

@@ -99,14 +99,15 @@ def plan(
     """Find the states of the wanted episodes and choose, within the budget, which to value.
 
     Turns of a group were taken in the same state if `Env.state_hash` said the same. Where it says nothing, they were if
-    the policy had seen the same token ids: the beginning at least is then shared.
+    the policy had seen the same token ids: the beginning at least is then shared. A turn that began with a summary
+    would be continued after it: its value would be the summary's, which then had no advantage. It is no boundary.
     """
     met: dict[tuple[str, str | bytes], list[tuple[int, int]]] = {}
     for index, episode in enumerate(episodes):
         for turn, step in enumerate(episode.steps if wanted[index] else ()):
-            seen = next((ids for t in episode.trajectories if (ids := t.before(turn)) is not None), None)
-            if seen is not None:
-                key = seen.tobytes() if step.state is None else step.state
+            seen = [ids for t in episode.trajectories if (ids := t.before(turn)) is not None]
+            if len(seen) == 1:  # two after a summary
+                key = seen[0].tobytes() if step.state is None else step.state
                 met.setdefault((episode.group_id, key), []).append((index, turn))
     states = tuple(tuple(places) for places in met.values())
     beginnings = {i for i, places in enumerate(states) if any(turn == 0 for _, turn in places)}
