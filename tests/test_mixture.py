@@ -171,6 +171,15 @@ def test_mixture_holds_each_environment_by_weight_in_every_block() -> None:
     assert [m.args for m in members_of(env, {})] == [{"offset": 1}, {}]
 
 
+def test_mixture_holds_each_environment_by_weight_in_every_batch() -> None:
+    env = load([{"env": "mixed/numbers-v0", "weight": 2}, "mixed/ranked-v0"])
+    stream = env.tasks.stream("train", 5)
+    for first in (0, RL_START):
+        tasks = [stream.at(first + place) for place in range(24)]
+        for start in range(0, 24, 6):
+            assert ids(env, tasks[start : start + 6]) == {"mixed/numbers-v0": 4, "mixed/ranked-v0": 2}
+
+
 def test_mixture_divides_evaluation_tasks_by_weight() -> None:
     env = load([{"env": "mixed/ranked-v0", "weight": 0.7}, "calculator-v0", "search-v0"])
     assert isinstance(env.tasks, MixedTasks) and env.tasks.divide(27) == [7, 10, 10]

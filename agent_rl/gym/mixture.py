@@ -18,7 +18,7 @@ from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec, load_all_once, spec
 from agent_rl.gym.task_selection import TaskSelection, select_tasks
-from agent_rl.gym.tasks import TRAIN, TaskSource, TaskStream
+from agent_rl.gym.tasks import RL_START, TRAIN, TaskSource, TaskStream
 from agent_rl.seeds import Stream, rng
 
 FINEST = 1000
@@ -168,7 +168,8 @@ class MixedTasks(TaskSource):
     """The tasks of several environments, each as `{"member": its number, "task": the task}`.
 
     The order comes in blocks, as short as the weights allow, of which each holds every environment by its weight: with
-    weights 3 and 1, any four tasks from a multiple of four on are three of the first and one of the second.
+    weights 3 and 1, any four tasks from a multiple of four on are three of the first and one of the second. A block
+    begins with the demonstrations, and one with the batches of reinforcement learning.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -199,7 +200,8 @@ class MixedTasks(TaskSource):
 
     def place(self, seed: int, position: int) -> tuple[int, int]:
         """Return the number of the environment at a position, and the position among its own tasks."""
-        block, offset = divmod(position, sum(self.counts))
+        ahead = -RL_START % sum(self.counts) if position >= RL_START else 0  # to the next block
+        block, offset = divmod(position + ahead, sum(self.counts))
         order = rng(Stream.MIXTURE, seed, block).permutation(np.repeat(np.arange(len(self.counts)), self.counts))
         member = int(order[offset])
         return member, block * self.counts[member] + int((order[:offset] == member).sum())
