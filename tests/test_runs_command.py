@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.cli import main
+from agent_rl.runs.listing import list_runs
 from agent_rl.store import index
 from agent_rl.store.codec import dump_line
 from agent_rl.store.episodes import EpisodeWriter
@@ -58,6 +59,15 @@ def test_runs_knows_one_without_a_status_by_its_writer(runs: Path, capsys: pytes
     with EpisodeWriter(runs / "under-way"):
         assert state() == "running"
     assert state() == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("summary", "state"),
+    [('{"steps": 2}', "finished"), ('{"steps": 1}', "stopped"), ("{damaged", "finished"), ("[]", "finished")],
+)
+def test_runs_says_whether_all_steps_were_taken(runs: Path, summary: str, state: str) -> None:
+    (runs / "trained" / "summary.json").write_text(summary)
+    assert {Path(run.folder).name: run.state for run in list_runs(runs)}["trained"] == state
 
 
 def test_runs_lists_damaged_metrics_and_counts_checkpoints(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

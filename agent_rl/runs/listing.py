@@ -79,7 +79,7 @@ def _listed(folder: Path) -> ListedRun | None:
     return ListedRun(
         folder=str(folder),
         kind="train" if is_training else "rollout",
-        state=_state(folder, SUMMARY if is_training else "episodes.results.json"),
+        state=_state(folder, SUMMARY if is_training else "episodes.results.json", steps),
         env=env if isinstance(env, str) else "mixture",
         what=f"{name}, verl" if (folder / "verl.yaml").exists() else name,
         step=step,
@@ -134,10 +134,18 @@ def _result(folder: Path) -> float | None:
     return None
 
 
-def _state(folder: Path, result: str) -> RunState:
+def _state(folder: Path, result: str, steps: JSON) -> RunState:
     if is_under_way(status_of(folder)) or has_writer(folder / EPISODES):  # runs on verl write no status
         return "running"
-    return "finished" if (folder / result).exists() else "stopped"
+    try:
+        found = json.loads((folder / result).read_text(encoding="utf-8"))
+    except OSError:
+        return "stopped"
+    except ValueError:
+        found = None
+    taken = found.get("steps") if isinstance(found, dict) else None
+    # a summary of fewer steps is from before the run was resumed with more
+    return "stopped" if isinstance(taken, int) and isinstance(steps, int) and taken < steps else "finished"
 
 
 def _episodes(folder: Path) -> int | None:
