@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.cli import main
+from agent_rl.core.episode import Reward
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 from agent_rl.stats.diff import first_token_difference, is_same, marked, message_rows
@@ -64,7 +65,8 @@ def test_diff_command_shows_both_and_its_status(
     monkeypatch.chdir(tmp_path)
     one = example_episode("ID", trajectories=tokens(5, 6))
     hostile = (*one.messages[:-1], Message("assistant", "50 \x1b[2J [bold]"))
-    other = replace(one, id="OTHER", trajectories=tokens(5, 7), messages=hostile)
+    paid = (*one.rewards, Reward("step", 0.5, source="step", turn=0))
+    other = replace(one, id="OTHER", trajectories=tokens(5, 7), messages=hostile, rewards=paid)
     for name, episodes in (("latest", (one, other)), ("one", (one,))):
         file = tmp_path / "runs" / name / "episodes.jsonl"
         file.parent.mkdir(parents=True)
@@ -73,6 +75,7 @@ def test_diff_command_shows_both_and_its_status(
     assert main(command) == 1
     out = capsys.readouterr().out
     assert "first differing token: 4 of trajectory 0" in out and "log-probability -0.5, version 3" in out
+    assert ["reward", "step", "none", "0.5"] in [line.split()[1:] for line in out.splitlines()]
     assert "⟦7⟧" in out and "49" in out and "[bold]" in out and "\x1b" not in out and "(the same)" in out
     assert main(["diff", "runs/latest", "ID", "--other", "runs/one"]) == 0
     assert "same: tokens, messages, rewards and end" in capsys.readouterr().out

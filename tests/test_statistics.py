@@ -103,6 +103,16 @@ def test_rewards_of_turns_count_once_an_episode() -> None:
     assert (own.values.count, own.values.total, own.unscored, dict(own.errors)) == (2, 1.0, 1, {"ValueError": 1})
 
 
+def test_steps_that_earn_nothing_count_as_zero() -> None:
+    paid, other = (Reward("correct", 1.0), Reward("step", 0.5, source="step", turn=1)), {"env": "other-v0"}
+    episodes = [replace(EPISODES[0], rewards=paid), *EPISODES[:3], replace(EPISODES[0], **other), EPISODES[4]]
+    found = statistics_of(episodes).rewards  # one failed, and one environment rewards no step
+    assert {name: (own.values.count, own.values.mean) for name, own in found.items()} == {
+        "correct": (5, 0.7),
+        "step": (4, 0.125),
+    }
+
+
 def test_statistics_count_drifting_replies() -> None:
     found = statistics_of(EPISODES[:2], round_trip=lambda ids: [10, 11] if 10 in ids else [9])
     assert (found.replies, found.drifted) == (4, 2)  # of each episode's two replies, the second

@@ -218,7 +218,7 @@ def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def rollout_metrics(episodes: Sequence[Episode], judge_prices: str | None = None) -> dict[str, float]:
-    """Return what training reports of its episodes, `rollout/...`; failed ones count in `rollout/failed` only.
+    """Return what training reports of its episodes, `rollout/...`; failed ones have no success and no reward.
 
     Judges report `judge/...`, their cost by a file of prices.
     """

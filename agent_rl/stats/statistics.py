@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from agent_rl.core.episode import Episode, Reward
@@ -47,6 +47,8 @@ class RewardComponent:
     unscored: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     """Why its method gave no value, by the error's class."""
+    of_steps: Counter[str] = field(default_factory=Counter)
+    """Of what steps earn: the episodes of each environment that earned some; one that earned none has no record."""
 
 
 class Statistics:
@@ -87,6 +89,8 @@ class Statistics:
         """Sampled tokens by the training step that they are for, less the version of their weights."""
         self.forks = 0
         self._rewards: dict[tuple[str, float], RewardComponent] = {}
+        self._ended: Counter[str] = Counter()
+        """Episodes of each environment that came to an end."""
         self.judgements = self.unscored_judgements = self.suspect = 0
         self.faults: Counter[str] = Counter()
         self.finder = DepartureFinder()
@@ -110,8 +114,9 @@ class Statistics:
         self._add_ages(episode)
         self._add_times(episode)
         self._add_drift(episode.trajectories)
+        self._ended[episode.env] += episode.trainable
         for name, weight in dict.fromkeys((r.name, r.weight) for r in episode.rewards):
-            self._add_rewards([r for r in episode.rewards if (r.name, r.weight) == (name, weight)])
+            self._add_rewards([r for r in episode.rewards if (r.name, r.weight) == (name, weight)], episode.env)
         for judgement in episode.judgements:
             self.judgements += 1
             self.unscored_judgements += judgement.score is None
@@ -166,10 +171,11 @@ class Statistics:
                 self.replies += 1
                 self.drifted += [*self._round_trip(ids)] != ids
 
-    def _add_rewards(self, earned: Sequence[Reward]) -> None:
+    def _add_rewards(self, earned: Sequence[Reward], env: str) -> None:
         """Count what an episode earned by one component, in several turns or at its end."""
         first = earned[0]
         component = self._rewards.setdefault((first.name, first.weight), RewardComponent(first.weight))
+        component.of_steps[env] += first.source == "step"
         values = [r.value for r in earned if r.value is not None and math.isfinite(r.value)]
         if len(values) == len(earned):
             component.values.add(sum(values))
@@ -182,9 +188,14 @@ class Statistics:
         """The components by name, which has the weight behind it where several weights share one."""
         shared = Counter(name for name, _ in self._rewards)
         return {
-            f"{name} (weight {weight})" if shared[name] > 1 else name: component
+            f"{name} (weight {weight})" if shared[name] > 1 else name: self._with_nothing(component)
             for (name, weight), component in self._rewards.items()
         }
+
+    def _with_nothing(self, component: RewardComponent) -> RewardComponent:
+        """Return a component with the episodes whose steps earned nothing by it: that is 0."""
+        nothing = sum(self._ended[env] - n for env, n in component.of_steps.items() if n)
+        return replace(component, values=Sum(component.values.count + nothing, component.values.total))
 
     @property
     def tags(self) -> dict[str, dict[str, Tally]]:

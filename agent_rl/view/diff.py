@@ -73,7 +73,7 @@ def _facts(first: Episode, second: Episode) -> Iterator[tuple[str, str, str]]:
     one, other = _summary(first), _summary(second)
     yield from ((name, one[name], other[name]) for name in one if name != "task" or one[name] != other[name])
     for name in dict.fromkeys(reward.name for episode in (first, second) for reward in episode.rewards):
-        yield f"reward {name}", _value(first.value(name)), _value(second.value(name))
+        yield f"reward {name}", _earned(first, name), _earned(second, name)
 
 
 def _summary(episode: Episode) -> dict[str, str]:
@@ -82,6 +82,11 @@ def _summary(episode: Episode) -> dict[str, str]:
         "ended": f"{episode.ending}, {episode.stop_reason}, {plural(episode.turns, 'turn')}",
         "reward": _value(episode.reward),
     }
+
+
+def _earned(episode: Episode, name: str) -> str:
+    """Return what an episode earned by a component; steps that earn nothing have none."""
+    return _value(episode.value(name)) if any(reward.name == name for reward in episode.rewards) else "none"
 
 
 def _value(value: float | None) -> str:
