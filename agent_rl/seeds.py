@@ -53,6 +53,8 @@ class Stream(IntEnum):
     """How much earlier a refused request is sent again; key: the episode's seed and the attempt."""
     MINI_BATCHES = 14
     """Which groups an update learns from; key: the run's seed, the step and the epoch."""
+    TRIED_AGAIN = 15
+    """The seeds of episodes of tasks that a step tries once more; key: the run's seed and the step."""
 
 
 _WORD = 0xFFFFFFFF

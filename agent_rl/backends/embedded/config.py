@@ -99,6 +99,10 @@ class EmbeddedRolloutConfig(RolloutConfig):
     final_temperature: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Of the last step's episodes: from `temperature` on it rises to this, linearly, as a policy that gets surer of
     itself explores less and less; null keeps it as it is. Evaluations have their own (`eval.temperature`)."""
+    retry_temperature: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Of a second group of each task that no episode of the first one solved, where these are at most half of the
+    batch: it takes the first one's place if one of it succeeds. So a policy that is sure of itself explores where it is
+    wrong, and only there. Trained as if sampled at `temperature`. Null tries nothing again."""
     slots: int = Field(64, ge=1)
     """Episodes under way at a time."""
     context: int | None = Field(None, ge=2)
@@ -219,6 +223,9 @@ class TrainConfig(RunConfig):
             f"rollout.weights={self.rollout.weights} samples": self.rollout.weights != "float32",
             f"precision.autocast={self.precision.autocast} trains": self.precision.autocast != "none",
             "dtype=bfloat16 rounds otherwise in the engine's kernels": self.dtype == "bfloat16",
+            f"rollout.retry_temperature={self.rollout.retry_temperature} samples": (
+                self.rollout.retry_temperature is not None
+            ),
         }
         return None if self.episodes else next((why for why, there in differing.items() if there), None)
 
@@ -334,6 +341,8 @@ def _rollout_problems(config: TrainConfig) -> Iterator[str]:
     algorithm, rollout, is_fresh = config.algorithm, config.rollout, config.start_from is None
     if config.episodes is None and (why := nothing_learned(algorithm, rollout.groups, rollout.samples, config.steps)):
         yield why
+    if config.self_play and rollout.retry_temperature is not None:
+        yield "rollout.retry_temperature: with self_play, that one player fails is another's success: leave it out"
     cut, most = rollout.interrupt, rollout.max_tokens or (MAX_TOKENS if is_fresh else None)
     if cut and cut.per == "reply" and most is not None and cut.after_tokens >= most:
         yield f"rollout.interrupt.after_tokens={cut.after_tokens} leaves nothing of max_tokens={most} for the answer"

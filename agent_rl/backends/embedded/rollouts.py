@@ -48,13 +48,16 @@ class StepBatch:
     """The groups that were sampled for one step, all of them with the same weights."""
 
     groups: list[EpisodeGroup]
-    """All of them, in the order of their tasks; those of the batch with a greedy episode if the algorithm needs it."""
+    """All of them, in the order of their tasks, then those of tasks that were tried again; those of the batch with a
+    greedy episode if the algorithm needs it."""
     sampling: DynamicSampling
     """How the batch came about; `selected` are the positions of its groups."""
     state_values: Tensor | None = None
     """`Experience.state_values` of the batch, if the algorithm needs them."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of those values, and of criteria that evolve."""
+    tried_again: int = 0
+    """How many of the groups, the last ones, are of tasks that were tried again."""
     seconds: float = 0.0
     tokens: int = 0
 
@@ -67,6 +70,11 @@ class StepBatch:
     def episodes(self) -> list[Episode]:
         """Every sampled episode, dropped ones too; these are stored."""
         return episodes_of(self.groups)
+
+    @property
+    def first_tries(self) -> list[Episode]:
+        """The episodes that say how the policy does on tasks as they come."""
+        return episodes_of(self.groups[: len(self.groups) - self.tried_again])
 
     def experience(self, algorithm: Algorithm) -> Experience:
         """Read the batch as the algorithm does."""
@@ -89,13 +97,14 @@ class RolloutSampler:
         groups, plan = sample_groups(
             plan, lambda first, n: self._groups(step, first, n), worth_training(self.algorithm)
         )
-        found = StepBatch(groups, plan)
+        found = self._try_again(step, StepBatch(groups, plan))
+        groups, plan = found.groups, found.sampling
         if self.algorithm.needs_greedy:
             for position, group in zip(plan.selected, add_greedy(found.batch, self._greedy), strict=True):
                 groups[position] = group
         if self.algorithm.needs_values:
             values, metrics = self.value(step, found.batch)
-            found = replace(found, state_values=values, metrics=metrics)
+            found = replace(found, state_values=values, metrics=found.metrics | metrics)
         if (judge := evolving_judge()) is not None:
             found.metrics.update(asyncio.run(judge.learn(groups)))
         tokens = self.actor.engine.tokens - before
@@ -164,6 +173,34 @@ class RolloutSampler:
         order = rng(Stream.SHUFFLED_REWARDS, config.seed, step, first)
         return group_episodes(shuffled(episodes_of(groups), order))
 
+    def _try_again(self, step: int, sampled: StepBatch) -> StepBatch:
+        """Sample the batch's unsolved tasks once more, hotter; a group with a success takes the place of the first."""
+        config, selected = self.config, sampled.sampling.selected
+        heat = None if config.shuffle_rewards else config.rollout.retry_temperature
+        unsolved = [place for place in selected if not any(e.success for e in sampled.groups[place].episodes)]
+        if heat is None or not unsolved or 2 * len(unsolved) > len(selected):
+            return sampled
+        numbers = {len(sampled.groups) + i: place for i, place in enumerate(unsolved)}
+        first = [(number, e) for number, place in numbers.items() for e in sampled.groups[place].episodes]
+        seeds = rng(Stream.TRIED_AGAIN, config.seed, step).integers(2**63, size=len(first)).tolist()
+        jobs = [self._again(number, e, seed) for (number, e), seed in zip(first, seeds, strict=True)]
+        params = replace(self.params_of(step), temperature=heat)
+        again = self.processes.spread(self.play_groups, jobs, params, config.rollout.samples)
+        solved = [any(e.success for e in group.episodes) for group in again]
+        taken = {place: number for (number, place), won in zip(numbers.items(), solved, strict=True) if won}
+        plan = replace(sampled.sampling, selected=tuple(taken.get(place, place) for place in selected))
+        metrics = {"rollout/tried_again": len(again) / len(selected), "rollout/solved_then": sum(solved) / len(again)}
+        return StepBatch([*sampled.groups, *again], plan, metrics=metrics, tried_again=len(again))
+
+    def _again(self, number: int, first: Episode, seed: int) -> Job:
+        """Return an episode of a task that another one did not solve."""
+        group, id = names_of(first.origin, number)
+        needs, retries = self.algorithm.needs_values, self.config.retries
+        member, args = member_of(self.spec, first.env), first.env_args
+        return Job(
+            member, first.task, seed, group, env_args=args, id=id, origin=first.origin, snapshots=needs, retries=retries
+        )
+
     def _greedy(self, groups: Groups) -> list[Episode]:
         """Run the first episode of each group again, greedily."""
         jobs = [
@@ -184,7 +221,7 @@ class RolloutSampler:
 
 def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:
     """Write batches of later steps; a resumed run can't sample them again, since their weights are gone."""
-    kept = ("state_values", "metrics", "seconds", "tokens")
+    kept = ("state_values", "metrics", "tried_again", "seconds", "tokens")
     rows = [
         {"episodes": _lines(b.episodes), "greedy": _lines(greedy_of(b.groups)), "refill": asdict(b.sampling)}
         | {name: getattr(b, name) for name in kept}

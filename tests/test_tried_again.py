@@ -1,0 +1,112 @@
+"""Tasks that no episode of a group solved, sampled once more at a higher temperature."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import agent_rl as ar
+from agent_rl.backends.embedded.actor import load_actor
+from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
+from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.backends.group_sampling import episodes_of
+from agent_rl.core.episode import Episode, EpisodeGroup
+from agent_rl.engines.base import SamplingParams
+from agent_rl.gym.registry import spec
+from agent_rl.rollout import Job
+from tests.runs import SMALL, config
+
+HOT = 2.5
+
+
+@ar.register("tried-again/luck-v0", tasks=lambda split, index: {"n": index})
+class Luck(ar.Env):
+    """One episode of four succeeds, whatever is said; what is paid beside that differs."""
+
+    def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
+        self.lucky, self.paid = rng.random() < 0.25, rng.random() / 2
+        return str(task["n"])
+
+    def step(self, action: ar.Message) -> ar.Step:
+        return ar.Step(terminated=True)
+
+    @ar.reward
+    def success(self, episode: ar.Episode) -> bool:
+        return self.lucky
+
+    @ar.reward
+    def paid_beside(self, episode: ar.Episode) -> float:
+        return self.paid
+
+
+def trainer_of(talker: Path, tmp_path: Path, **changes: object) -> Trainer:
+    rollout = {**SMALL["rollout"], "groups": 8, "retry_temperature": HOT}  # type: ignore[dict-item]
+    settings = config(tmp_path, env="tried-again/luck-v0", rollout=rollout, **changes)
+    return Trainer(spec("tried-again/luck-v0"), load_actor(talker, slots=8, context=256), settings)
+
+
+def sampled(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[StepBatch, list[tuple[int, float]]]:
+    """Sample a step; also return how many episodes were run at which temperature."""
+    real, ran = trainer.rollouts.play_groups, list[tuple[int, float]]()
+
+    def play(jobs: list[Job], params: SamplingParams) -> list[EpisodeGroup]:
+        ran.append((len(jobs), params.temperature))
+        return real(jobs, params)
+
+    monkeypatch.setattr(trainer.rollouts, "play_groups", play)
+    trainer.actor.engine.update_weights(trainer.step)
+    return trainer.rollouts.sample(trainer.step), ran
+
+
+def is_solved(group: EpisodeGroup) -> bool:
+    return any(e.success for e in group.episodes)
+
+
+def test_unsolved_task_is_tried_again_hotter(talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, ran = sampled(trainer_of(talker, tmp_path), monkeypatch)
+    first, again = found.groups[:8], found.groups[8:]
+    unsolved = [group for group in first if not is_solved(group)]
+    assert [group.task for group in again] == [group.task for group in unsolved] and again
+    assert ran == [(32, 1.0), (4 * len(again), HOT)]
+    then = {group.task["n"]: group for group in again if is_solved(group)}
+    expected = [group if is_solved(group) else then.get(group.task["n"], group) for group in first]
+    assert found.batch == expected and then
+    assert found.metrics == {
+        "rollout/tried_again": len(again) / 8,
+        "rollout/solved_then": len(then) / len(again),
+    }
+
+
+def test_second_try_is_stored_beside_the_first(talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = sampled(trainer_of(talker, tmp_path), monkeypatch)
+    assert len({e.id for e in found.episodes}) == len({e.seed for e in found.episodes}) == 4 * len(found.groups) > 32
+    assert found.first_tries == episodes_of(found.groups[:8])
+    save_sampled(tmp_path / "ahead", [found])
+    (loaded,) = load_sampled(tmp_path / "ahead")
+    ids = [[e.id for e in episodes] for episodes in (loaded.first_tries, episodes_of(loaded.batch))]
+    assert ids == [[e.id for e in episodes] for episodes in (found.first_tries, episodes_of(found.batch))]
+
+
+def test_mostly_unsolved_batch_is_left_as_it_is(talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Episode, "success", property(lambda episode: episode.origin.sample == 9))
+    found, ran = sampled(trainer_of(talker, tmp_path), monkeypatch)
+    assert ran == [(32, 1.0)] and len(found.groups) == 8 and not found.metrics
+
+
+def test_control_tries_nothing_again(talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ran = sampled(trainer_of(talker, tmp_path, shuffle_rewards=True), monkeypatch)
+    assert ran == [(32, 1.0)]
+
+
+def test_step_trains_them_as_the_others(talker: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(talker, tmp_path)
+    assert trainer.config.decided_algorithm.recomputes_old and not trainer.config.algorithm.recomputes_old
+    step = trainer.train_step()
+    assert len(step.episodes) > 32 and step.metrics["rollout/solved_then"] > 0
+    assert step.metrics["rollout/success"] == np.mean([e.success for e in step.episodes[:32]])
+    assert step.metrics["train/ratio"] == pytest.approx(1.0, abs=1e-4) and step.metrics["train/rollout_gap"] > 1e-3
+
+
+def test_self_play_refuses_to_try_again(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="leave it out"):
+        config(tmp_path, env="nim-v0", self_play=True, rollout={"groups": 2, "samples": 4, "retry_temperature": 2.0})
