@@ -26,7 +26,7 @@ from agent_rl.errors import CheckpointError, ConfigError, StoreError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TaskSource
 from agent_rl.runs.diagnosis import Diagnosis
-from agent_rl.runs.folder import new_folder, read_config
+from agent_rl.runs.folder import name_of, new_folder, read_config
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.stop import Interrupted
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
@@ -344,6 +344,12 @@ def test_distinct_tasks_are_distinct_and_bounded() -> None:
     assert len({t["expression"] for t in tasks}) == 50
     few = TaskSource(lambda split, index: {"n": index % 30})
     assert [task["n"] for task in few.distinct("eval", 50)] == [*range(30)], "there are not as many"
+
+
+def test_run_is_named_by_the_address_of_its_environment(tmp_path: Path) -> None:
+    folder = new_folder(str(tmp_path), name_of("http://[::1]:8000/lab/shop-v0"))
+    assert folder.name.endswith("-http-1-8000-lab-shop-v0")
+    assert [name_of(id) for id in ("shop-v0", "lab/shop-v0")] == ["shop-v0", "lab-shop-v0"]
 
 
 def test_new_folder_refuses_unusable_names(tmp_path: Path) -> None:

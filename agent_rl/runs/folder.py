@@ -153,6 +153,11 @@ def check_place(runs_dir: str, name: str) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(runs))
 
 
+def name_of(env: str) -> str:
+    """Return what a run is called by its environment: its id, or its address on a server, as a folder's name."""
+    return re.sub(r"[^\w.+-]+", "-", env)
+
+
 def new_folder(runs_dir: str, name: str) -> Path:
     """Make a run's folder; return its absolute path, as an environment may change the working directory.
 

@@ -23,7 +23,7 @@ from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.model_files import require_model
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.runs.folder import EPISODES, new_folder, read_config, removed_if_unused, save_config
+from agent_rl.runs.folder import EPISODES, name_of, new_folder, read_config, removed_if_unused, save_config
 from agent_rl.runs.stop import Stop
 from agent_rl.runs.stored_groups import StoredGroups
 from agent_rl.store.shards import existing_shards
@@ -44,7 +44,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
     device_of(config.device)
     memory = require_memory(config, env)
     stored = index_stored(config, env)
-    folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
+    folder = new_folder(config.runs_dir, config.name or name_of(env.id))
     with removed_if_unused(folder), open_run(folder, env, config, progress, stop) as run:
         save_config(folder, config)
         run.say(str(memory))

@@ -34,7 +34,7 @@ from agent_rl.rendering import load_renderer
 from agent_rl.rendering.by_name import require_renderer
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.runs.commands import command
-from agent_rl.runs.folder import CONFIG, make_latest, new_folder, read_config, removed_if_unused, warn
+from agent_rl.runs.folder import CONFIG, make_latest, name_of, new_folder, read_config, removed_if_unused, warn
 from agent_rl.runs.report import write_reports
 from agent_rl.runs.writers import require_writers
 from agent_rl.view.progress import Progress
@@ -86,7 +86,7 @@ def start(config: VerlConfig) -> Path:
         ConfigError: if the environment, verl's config or the cluster can't do what is asked.
     """
     warnings = require_cluster(config)
-    folder = new_folder(config.runs_dir, config.name or config.env_id.replace("/", "-"))
+    folder = new_folder(config.runs_dir, config.name or name_of(config.env_id))
     with removed_if_unused(folder):
         for warning in warnings:
             warn(folder, warning, print)
