@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
 from collections.abc import Iterable
@@ -58,6 +59,10 @@ TOOLS = (SEARCH, ROLL, NAME, PLACE, COUNT)
         ('/call search query={"a":1} k=3', {"query": '{"a":1}', "k": 3}),
         ('/call search query="tags=[1] #2"', {"query": "tags=[1] #2"}),
         ('/call count ["x y"]', {"of": ["x y"]}),
+        ('/call name len("a b")', {"of": 'len("a b")'}),
+        ("/call name of=print('a\\nb')", {"of": "print('a\\nb')"}),
+        ('/call name "a \\"b\\""', {"of": 'a "b"'}),
+        ("/call search k=3 query=a\\ b", {"query": "a b", "k": 3}),
     ],
 )
 def test_read_reply_types_arguments_by_schema(typed: str, arguments: dict[str, object]) -> None:
@@ -75,6 +80,7 @@ def test_read_reply_types_arguments_by_schema(typed: str, arguments: dict[str, o
         ('/call search {"query', "the arguments are no JSON"),
         ("/call name of=x to=y", "'to=y' is no argument"),
         ('search {"query": "x"}', 'a tool is called by /call: write /call search {"query": "x"}'),
+        ("search k=3 query=x", "a tool is called by /call: write /call search k=3 query=x"),
     ],
 )
 def test_read_reply_refuses_what_does_not_fit(typed: str, problem: str) -> None:
@@ -154,6 +160,36 @@ def test_play_stores_demonstrations(
     assert play(monkeypatch, "/quit\n", "search-v0", f"out={tmp_path}/none") == 0 and not (tmp_path / "none").exists()
     assert "Nothing was played" in capsys.readouterr().out
     assert play(monkeypatch, "/drop\n", "search-v0", f"out={file}") == 130 and len(list(read_episodes(file))) == 3
+
+
+def test_play_begins_again_where_undo_does_not_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Timed(ar.ToolEnv):
+        """Has a clock, which no replay repeats."""
+
+        ticks = itertools.count()
+
+        def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
+            return "go"
+
+        @ar.tool
+        def now(self) -> str:
+            """Tell the time."""
+            return str(next(self.ticks))
+
+        @ar.reward
+        def right(self, episode: Episode) -> float:
+            return 1.0
+
+    ar.register("timed-play-v0", tasks=[{"n": 0}])(Timed)
+    file = tmp_path / "timed.jsonl"
+    typed = "/call now\n/call now\n/undo\n/call now\ndone\n"
+    assert play(monkeypatch, typed, "timed-play-v0", f"out={file}") == 0
+    out = capsys.readouterr().out
+    assert "does not repeat itself" in out and "play from the beginning again" in out
+    (episode,) = read_episodes(file)
+    assert (episode.turns, episode.final_text, episode.messages[2].content) == (2, "done", "3")
 
 
 def test_play_passes_over_tasks_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from agent_rl.policy.base import Prefix, Reply
 CALL = "/call"
 """What a line begins with that calls a tool."""
 _JSON = json.JSONDecoder()
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'', re.DOTALL)
+"""A whole value in quotes, which are not of it; quotes within a value, as in len("x"), are."""
 _BEFORE_JSON = re.compile(r"([^\s='\"]+=)?(?=[\[{])")
 
 
@@ -99,7 +101,8 @@ def read_reply(text: str, tools: Sequence[ToolSpec], turn: int) -> Message:
     """
     lines = text.split("\n")
     for tool in tools if len(lines) == 1 else ():
-        if re.match(rf"\s*{re.escape(tool.name)}\s*\{{", text):
+        names = "|".join(map(re.escape, cast(Mapping[str, Any], tool.parameters).get("properties", {})))
+        if re.match(rf"\s*{re.escape(tool.name)}(\s*\{{|\s+({names or '(?!)'})=)", text):
             raise ValueError(f"a tool is called by {CALL}: write {CALL} {text.strip()}")
     wanted = [line.partition(CALL)[2].strip() for line in lines if _is_call(line)]
     said = "\n".join(line for line in lines if not _is_call(line))
@@ -138,7 +141,7 @@ def _read_arguments(text: str, tool: ToolSpec) -> Mapping[str, JSON]:
     elif len(properties) == 1 and not any(equals and name in properties for name, equals, _ in pairs):
         # its name goes without saying
         ((name, only),) = properties.items()
-        arguments = {name: _typed(words[0] if len(words) == 1 else text, only)}
+        arguments = {name: _typed(words[0] if _QUOTED.fullmatch(text) else text, only)}
     else:
         wrong = next("=".join(filter(None, pair[::2])) for pair in pairs if not pair[1] or pair[0] not in properties)
         raise ValueError(f"{wrong!r} is no argument; write {form}")
@@ -148,7 +151,7 @@ def _read_arguments(text: str, tool: ToolSpec) -> Mapping[str, JSON]:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a line as a shell does, but for JSON in braces or brackets, which keeps its quotes."""
+    """Return the words of a line as a shell does; JSON in braces or brackets, and quotes within a value, stay."""
     words = list[str]()
     while text := text.lstrip():
         name = _BEFORE_JSON.match(text)
@@ -158,8 +161,12 @@ def _words(text: str) -> list[str]:
             end = 0
         lexer = shlex.shlex(rest := StringIO(text), posix=True)
         lexer.whitespace_split, lexer.commenters = True, ""
-        words.append(text[:end] if end else cast(str, lexer.get_token()))
-        text = text[end:] if end else rest.read()
+        word = text[:end] if end else cast(str, lexer.get_token())
+        after = text[end:] if end else rest.read()
+        typed = text[: len(text) - len(after)].rstrip()
+        is_quoted = _QUOTED.fullmatch(typed.partition("=")[2]) or _QUOTED.fullmatch(typed)
+        words.append(word if is_quoted or not {*typed} & {*"'\""} else typed)
+        text = after
     return words
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from agent_rl.core.episode import Episode, EpisodeGroup, StopReason
-from agent_rl.errors import InfrastructureError
+from agent_rl.errors import InfrastructureError, ReplayError
 from agent_rl.gym.env import Env
 from agent_rl.policy.human import HumanPolicy, QuitError, UndoError
 from agent_rl.replay.fork import ReplayedBranch
@@ -46,7 +46,8 @@ class Played(NamedTuple):
 async def play_episode(job: Job, policy: HumanPolicy, say: Callable[[str], object]) -> Played:
     """Let a person play an episode.
 
-    To take a reply back, a fresh environment replays the replies before it.
+    To take a reply back, a fresh environment replays the replies before it. Where that says something else, as of the
+    time, the person plays from the beginning again.
 
     Args:
         job: what to play, from its beginning or from a branch.
@@ -56,10 +57,16 @@ async def play_episode(job: Job, policy: HumanPolicy, say: Callable[[str], objec
     Raises:
         InfrastructureError: if the episode failed before the person's first reply.
     """
+    first = job
     parent, own = ((job.branch.episode.id, job.branch.turn), job.branch.turn) if job.branch else (None, 0)
     while True:
         run = PlayedRun(job, policy)
         episode = await run.play()
+        if job is not first and episode.error is not None and episode.error.type == ReplayError.__name__:
+            say(f"no reply can be taken back, as the environment does not repeat itself: {episode.error.message}")
+            say("play from the beginning again" if parent is None else "play from the fork's turn again")
+            job = first
+            continue
         if not isinstance(run.left, UndoError):
             break
         if parent is not None and episode.turns <= own:
