@@ -224,3 +224,12 @@ def test_statistics_compare_tasks_of_one_environment() -> None:
     assert (success.tasks, success.first, success.second) == (1, 1.0, 0.0)
     moved = statistics_of([sample(9, 0.0, 0, env="http://host:8000/a-v0")])
     assert compare_statistics(alone, moved)["", ""][0].tasks == 1
+
+
+def test_stats_command_counts_unknown_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "episodes.jsonl"
+    file.write_bytes(b"".join(map(dump_line, [sample(0, 0.0), sample(1, None), sample(2, None)])))
+    assert main(["stats", str(file)]) == 0
+    assert "1 of 3 episodes did not succeed; of 2 it is not known." in capsys.readouterr().out
+    assert main(["stats", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["departures"]["unknown"] == 2

@@ -207,6 +207,7 @@ def _departures(found: Departures, evidence: Mapping[Departure, Evidence]) -> di
         )
     return {
         "failed": found.failed,
+        "unknown": found.unknown,
         "compared": found.compared,
         "kinds": kinds,
         "unsolved_tasks": found.unsolved_tasks,

@@ -63,6 +63,8 @@ class Departures:
 
     failed: int
     """Episodes of known success without it, and those that an infrastructure failure took."""
+    unknown: int
+    """Episodes of which it is not known whether they succeeded."""
     kinds: Sequence[DepartureKind]
     """The most frequent first."""
     unsolved: Mapping[str, int]
@@ -103,12 +105,13 @@ class DepartureFinder:
     def __init__(self) -> None:
         self._tasks: dict[str, dict[object, _Attempt]] = defaultdict(dict)
         self._moves: dict[tuple[Move, ...], tuple[Move, ...]] = {}
-        self._kept = self._added = self._failed = self._left_out = 0
+        self._kept = self._added = self._failed = self._unknown = self._left_out = 0
 
     def add(self, episode: Episode) -> None:
         """Take an episode; one whose success is unknown is left out."""
         is_failure = episode.outcome is Outcome.FAILED
         if episode.success is None and not is_failure:
+            self._unknown += 1
             return
         is_success = bool(episode.success)
         self._added += 1
@@ -163,6 +166,7 @@ class DepartureFinder:
             ends[attempt.stop] += attempt.count
         return Departures(
             failed=self._failed,
+            unknown=self._unknown,
             kinds=sorted(kinds.values(), key=lambda kind: -kind.episodes),
             unsolved=dict(ends.most_common()),
             unsolved_tasks=unsolved_tasks,

@@ -106,7 +106,8 @@ def print_departures(
         most: how many kinds to show; None for all.
     """
     successful = "one of the best of its task" if found.by_reward else "a successful episode of its task"
-    say(console, f"\nWhat went wrong? {found.failed:,} of {plural(episodes, 'episode')} did not succeed.")
+    unknown = f"; of {found.unknown:,} it is not known" if found.unknown else ""
+    say(console, f"\nWhat went wrong? {found.failed:,} of {plural(episodes, 'episode')} did not succeed{unknown}.")
     if found.compared:
         say(console, f"Where {found.compared:,} of them first depart from {successful}:\n")
     for kind in found.kinds[:most]:
