@@ -97,6 +97,17 @@ def test_spec_tells_how_an_address_is_written(id: str):
         spec(id)
 
 
+@pytest.mark.parametrize("id", ["localhost/shop-v0", "gpu1.lab/shop-v0"])
+def test_spec_takes_an_unknown_namespace_for_a_server(id: str):
+    register("shop-v0")(Shop)
+    register("me/pit-v0")(Shop)
+    host, name = id.split("/")
+    with pytest.raises(UnknownEnvError, match=f"If '{host}' is a server, write its address: http://{host}:PORT/{name}"):
+        spec(id)
+    with pytest.raises(UnknownEnvError, match=r"no environment 'me/pot-v0'\. Did you mean 'me/pit-v0'\?"):
+        spec("me/pot-v0")
+
+
 def test_register_refuses_other_objects():
     for thing in (int, Shop(), lambda: Shop()):
         with pytest.raises(DefinitionError, match=r"no subclass of agent_rl\.Env"):

@@ -314,4 +314,7 @@ def _suggest(id: str) -> str:
     if ":" in id:  # which no id has
         address = "http://" + re.sub("^https?:/*", "", id)
         return f" If that is on a server, write http:// or https:// before it: {address}.{listing}"
+    namespace, slash, name = id.partition("/")
+    if slash and not any(known.startswith(f"{namespace}/") for known in _specs):
+        return f" If '{namespace}' is a server, write its address: http://{namespace}:PORT/{name}.{listing}"
     return did_you_mean(id, _specs) + listing

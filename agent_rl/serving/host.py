@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import json
 import logging
+import socket
 import ssl
 import time
 import traceback
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(f"websockets.{__name__}")
 """Of the connections; below websockets' own, whose errors are printed where nobody set up logging."""
 _log.addFilter(lambda record: record.msg != "opening handshake failed")  # who came with TLS, or looks for open ports
+ANY = ("", "0.0.0.0", "::")
+"""Hosts that stand for all addresses of this machine; none that a client elsewhere could connect to."""
 MAX_CALLS = 16_384
 """That a client may wait for at a time."""
 MAX_HELD = 16 * frames.MAX_BYTES
@@ -133,7 +136,8 @@ async def hosting(host: Host[L]) -> AsyncGenerator[str, None]:
     sweeping = asyncio.create_task(host.sweep())
     try:
         async with listening:
-            name = f"[{settings.host}]" if ":" in settings.host else settings.host
+            machine = socket.gethostname() if settings.host in ANY else settings.host
+            name = f"[{machine}]" if ":" in machine else machine
             yield f"{'https' if context else 'http'}://{name}:{next(iter(listening.sockets)).getsockname()[1]}"
     finally:
         sweeping.cancel()

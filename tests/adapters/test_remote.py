@@ -207,6 +207,12 @@ def test_token_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ServerSettings(host="0.0.0.0")
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_server_of_all_addresses_names_its_machine(host: str) -> None:
+    with served("guess-v0", host=host, token="secret") as url:
+        assert url.startswith(f"http://{socket.gethostname()}:")
+
+
 def test_address_that_asks_for_tls_in_vain_says_so(url: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ar.RemoteError, match=r" at https.* \(\w.*\): .* starts one, at http:// without TLS"):
         ar.spec(f"{url.replace('http', 'https')}/guess-v0")
