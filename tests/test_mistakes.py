@@ -213,6 +213,17 @@ def test_main_reports_unusable_places(
     assert f"{tmp_path}/out/episodes.jsonl: No space left on device; free some space" in err
 
 
+def test_main_sends_a_resumed_run_elsewhere_by_a_copy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*arguments: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "token_records.jsonl")
+
+    monkeypatch.setattr("agent_rl.cli.training.backend_of", read_only)
+    err = said(capsys, "train", f"resume={tmp_path}")
+    assert "token_records.jsonl: Read-only file system; copy the folder elsewhere, and resume the copy" in err
+
+
 def test_main_names_a_working_directory_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,11 +10,14 @@ from agent_rl.errors import AgentRLError
 
 LONGEST = 1000
 """Characters of a message."""
+_ELSEWHERE = "write elsewhere with runs_dir=FOLDER or out=FILE"
+_RESUMED_ELSEWHERE = "copy the folder elsewhere, and resume the copy"
+"""Of what is resumed, which takes neither of these settings."""
 _REMEDIES = {
-    errno.ENOSPC: "free some space, or write elsewhere with runs_dir=FOLDER or out=FILE",
-    errno.EDQUOT: "free some space, or write elsewhere with runs_dir=FOLDER or out=FILE",
-    errno.EACCES: "give the rights, or write elsewhere with runs_dir=FOLDER or out=FILE",
-    errno.EROFS: "write elsewhere with runs_dir=FOLDER or out=FILE",
+    errno.ENOSPC: "free some space, or {elsewhere}",
+    errno.EDQUOT: "free some space, or {elsewhere}",
+    errno.EACCES: "give the rights, or {elsewhere}",
+    errno.EROFS: "{elsewhere}",
     errno.ENOTDIR: "a part of the path is a file: name a folder",
     errno.EISDIR: "name a file",
     errno.EEXIST: "a file has this name: choose another",
@@ -23,8 +26,13 @@ _REMEDIES = {
 }
 
 
-def describe(error: BaseException) -> str:
-    """Return what went wrong and the way out; `--traceback` is named for what is no mistake of the command line."""
+def describe(error: BaseException, *, resumes: bool = False) -> str:
+    """Return what went wrong and the way out; `--traceback` is named for what is no mistake of the command line.
+
+    Args:
+        error: what was raised.
+        resumes: whether the command continues a run or a rollout.
+    """
     if isinstance(error, AgentRLError):
         return _short(str(error))
     if isinstance(error, ModuleNotFoundError) and not f"{error.name}.".startswith("agent_rl."):
@@ -33,6 +41,7 @@ def describe(error: BaseException) -> str:
         return "the working directory is no longer there: cd to one that is, or into the new one of its name"
     if isinstance(error, OSError) and error.strerror:
         remedy = _REMEDIES.get(error.errno or 0, "--traceback shows where")
+        remedy = remedy.format(elsewhere=_RESUMED_ELSEWHERE if resumes else _ELSEWHERE)
         return _short(f"{error.filename or 'a file'}: {error.strerror}; {remedy}")
     said = _short(f"{type(error).__name__}: {error}".rstrip(": "), lines=1)
     return (

@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return UNREAD
         if with_traceback:
             traceback.print_exception(error)
-        print(f"agent-rl: {describe(error)}", file=sys.stderr)
+        resumes = any(word.startswith("resume=") for word in given)
+        print(f"agent-rl: {describe(error, resumes=resumes)}", file=sys.stderr)
         return 1
 
 
