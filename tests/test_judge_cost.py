@@ -22,6 +22,7 @@ from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.judged import load_judged
 from agent_rl.judge.model import ModelJudge
 from agent_rl.judge.offline import judge_episodes
+from agent_rl.judge.panel import Panel
 from agent_rl.store.episodes import EpisodeWriter
 from tests.fake_judge import FakeJudge, answered
 from tests.fake_openai import HANG, Answer, Body, FakeOpenAI, failed
@@ -220,3 +221,9 @@ def test_judge_of_other_settings_is_refused_as_settings_are() -> None:
             assert judge_episodes("run", "rubric.yaml", settings, out="a.jsonl").judgements == found.judgements
             with pytest.raises(ConfigError, match="was judged by another judge"):
                 judge_episodes("run", "rubric.yaml", other, out="a.jsonl")
+            panel = [Panel([one, judge]) for judge in (one, other)]
+            assert panel[0].name == panel[1].name
+            found = judge_episodes("run", "rubric.yaml", panel[1], out="b.jsonl")
+            assert found.header.settings == {"members": [{}, {"samples": 3}]}
+            with pytest.raises(ConfigError, match="was judged by another judge"):
+                judge_episodes("run", "rubric.yaml", panel[0], out="b.jsonl")

@@ -27,6 +27,7 @@ from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.files import load_rubric, rubric_of
 from agent_rl.judge.judged import EpisodeSource, Judged, JudgedEpisode, JudgedHeader, JudgedWriter, load_judged
 from agent_rl.judge.model import ModelJudge
+from agent_rl.judge.panel import Panel
 from agent_rl.judge.rubric import Rubric
 from agent_rl.store.episodes import episode_at
 from agent_rl.store.selection import Selection, select
@@ -92,10 +93,18 @@ class Plan:
             ConfigError: if it holds judgements by another judge, under another rubric, or of other episodes.
             StoreError: if it is no judged file, it is damaged, or another writer has it open.
         """
-        settings = self.config.model_dump(include=VERDICTS, exclude_defaults=True) if self.config.model else {}
         source = EpisodeSource.of(self.selection.path)
         versions = {"agent_rl": __version__}
+        settings = _settings_of(judge)
         return JudgedWriter(self.out, JudgedHeader(judge.name, self.rubric, self.task_key, settings, versions, source))
+
+
+def _settings_of(judge: Judge) -> dict[str, JSON]:
+    """Return the settings that a judge's verdicts depend on, but for their defaults; of a panel, its members'."""
+    if isinstance(judge, Panel):
+        members: list[JSON] = [_settings_of(member) for member in judge.judges]
+        return {"members": members} if any(members) else {}
+    return judge.config.model_dump(include=VERDICTS, exclude_defaults=True) if isinstance(judge, ModelJudge) else {}
 
 
 @dataclass
