@@ -161,7 +161,10 @@ class Unrewarded(Env):
 def test_training_without_rewards_says_so(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(folder / "checkpoint")
     run = start_run(config(tmp_path, env="unrewarded-v0", start_from=model, steps=STEPS), Progress())
-    cause = "no episode had a reward: add an @reward method to Unrewarded, or return Step(reward=...)"
+    cause = (
+        "no episode had a reward: add an @reward method to Unrewarded, or return Step(reward=...); "
+        "if its steps pay once a task is solved, none was: start from easier tasks or a better model"
+    )
     said = f"{STEPS} steps in a row, {cause}"
     assert stored(run) == [said]
     printed = " ".join(capsys.readouterr().out.split())

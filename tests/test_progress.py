@@ -1,6 +1,7 @@
 """The progress display, on a terminal and without one."""
 
 import io
+import math
 import os
 
 import pytest
@@ -79,6 +80,7 @@ def test_progress_goes_on_where_nobody_reads_it(terminal: bool, capsys: pytest.C
 
 def test_trend_and_sparkline_by_hand() -> None:
     assert trend([0.1] * 9) is None
+    assert trend([math.nan] + [0.2] * 9) is None
     assert trend([0.0] * 5 + [0.2] * 5) == 0.2
     assert sparkline([0.0, 0.5, 1.0, -1.0]) == "▁▅█▁"
     assert len(sparkline([0.5] * 100, width=7)) == 7

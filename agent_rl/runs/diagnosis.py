@@ -146,7 +146,8 @@ def _of_failures(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
 def _of_scores(episodes: Sequence[Episode], env: type[Env]) -> Iterator[tuple[str, str]]:
     if episodes and not any(r.source != "step" or r.value for e in episodes for r in e.rewards):
         add = f"add an @reward method to {env.__name__}, or return Step(reward=...)"
-        yield "no reward", f"no episode had a reward: {add}"
+        solved = "if its steps pay once a task is solved, none was: start from easier tasks or a better model"
+        yield "no reward", f"no episode had a reward: {add}; {solved}"
     elif episodes and all(e.reward is None for e in episodes):
         broken = next((r for e in episodes for r in e.rewards if r.source == "group" and r.weight and r.error), None)
         if broken is not None:

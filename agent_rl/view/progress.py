@@ -32,8 +32,8 @@ def sparkline(values: list[float], width: int = 40) -> str:
 
 
 def trend(values: list[float], window: int = 5) -> float | None:
-    """Return how much the mean of the last `window` values lies above that of the `window` before, if there are any."""
-    if len(values) < 2 * window:
+    """Return how much the mean of the last `window` values lies above that of the `window` before, if all are known."""
+    if len(values) < 2 * window or any(map(math.isnan, values[-2 * window :])):
         return None
     return sum(values[-window:]) / window - sum(values[-2 * window : -window]) / window
 
