@@ -111,7 +111,7 @@ class EndingsConfig(Section):
     """Those that were cut at a reply whose tool call can't be read."""
 
 
-ONLY_WEIGH = frozenset({"ppo-clip", "cispo", "sapo", "token-tis", "sequence-tis", "geometric-tis", "token"})
+ONLY_WEIGH = frozenset({"ppo-clip", "cispo", "minirl", "sapo", "token-tis", "sequence-tis", "geometric-tis", "token"})
 """Objectives, weights and rejections that leave most of an episode in, however far the policy has moved away from it:
 on tokens of four updates ago they fell on one seed of three or more (BENCHMARKS.md, Staleness)."""
 
