@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from agent_rl.config import choices, section_of
 
-SHORT = 11
+SHORT = 12
 """The fields of a section whose settings a help text lists one by one."""
 
 
