@@ -21,6 +21,7 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.doubles import example_episode
 from tests.judged_env import judging
+from tests.luck_env import LUCK
 from tests.metrics_page import COMMON, EMBEDDED, ON_VERL, SECTIONS, names_in, pattern, undocumented
 from tests.runs import SMALL, config
 
@@ -55,6 +56,7 @@ def rows(talker: Path, judged: Path, tmp_path_factory: pytest.TempPathFactory) -
     def preset(name: str) -> dict[str, object]:
         return load_config("backend/embedded", type(config(folder)), [f"algorithm={name}"]).algorithm.model_dump()
 
+    again = {"groups": 8, "samples": 4, "slots": 16, "max_tokens": 24, "retry_temperature": 2.0}
     rounded = {"groups": 4, "samples": 4, "slots": 16, "max_tokens": 24, "weights": "int4"}
     ahead = {"mode": "one_step_off", "max_staleness": 1}
     model = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "head_dim": 16} | MOE
@@ -67,6 +69,7 @@ def rows(talker: Path, judged: Path, tmp_path_factory: pytest.TempPathFactory) -
         run("remax", algorithm=preset("remax"), steps=2, **{"async": ahead}),
         run("dapo", algorithm=preset("dapo"), updates={"minibatches": 2}),
         run("m2po", algorithm=preset("m2po")),
+        run("again", env=LUCK, rollout=again),
         run(
             "moe",
             algorithm=preset("icepop") | {"routing": {"replay": "R3"}},

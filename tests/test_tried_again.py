@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import agent_rl as ar
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
 from agent_rl.backends.embedded.trainer import Trainer
@@ -14,35 +13,16 @@ from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import spec
 from agent_rl.rollout import Job
+from tests.luck_env import LUCK
 from tests.runs import SMALL, config
 
 HOT = 2.5
 
 
-@ar.register("tried-again/luck-v0", tasks=lambda split, index: {"n": index})
-class Luck(ar.Env):
-    """One episode of four succeeds, whatever is said; what is paid beside that differs."""
-
-    def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
-        self.lucky, self.paid = rng.random() < 0.25, rng.random() / 2
-        return str(task["n"])
-
-    def step(self, action: ar.Message) -> ar.Step:
-        return ar.Step(terminated=True)
-
-    @ar.reward
-    def success(self, episode: ar.Episode) -> bool:
-        return self.lucky
-
-    @ar.reward
-    def paid_beside(self, episode: ar.Episode) -> float:
-        return self.paid
-
-
 def trainer_of(talker: Path, tmp_path: Path, **changes: object) -> Trainer:
     rollout = {**SMALL["rollout"], "groups": 8, "retry_temperature": HOT}  # type: ignore[dict-item]
-    settings = config(tmp_path, env="tried-again/luck-v0", rollout=rollout, **changes)
-    return Trainer(spec("tried-again/luck-v0"), load_actor(talker, slots=8, context=256), settings)
+    settings = config(tmp_path, env=LUCK, rollout=rollout, **changes)
+    return Trainer(spec(LUCK), load_actor(talker, slots=8, context=256), settings)
 
 
 def sampled(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[StepBatch, list[tuple[int, float]]]:
