@@ -217,10 +217,12 @@ def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
-def rollout_metrics(episodes: Sequence[Episode], judge_prices: str | None = None) -> dict[str, float]:
+def rollout_metrics(
+    episodes: Sequence[Episode], judge_prices: str | None = None, *, tried_again: Sequence[Episode] = ()
+) -> dict[str, float]:
     """Return what training reports of its episodes, `rollout/...`; failed ones have no success and no reward.
 
-    Judges report `judge/...`, their cost by a file of prices.
+    Judges report `judge/...`, their cost by a file of prices; of tasks that were tried again, nothing else counts.
     """
     found = summarise(episodes)
     of_env = {f"rollout/success/{env}": part.success.value for env, part in found.of_env.items()}
@@ -238,4 +240,5 @@ def rollout_metrics(episodes: Sequence[Episode], judge_prices: str | None = None
     of_env |= {f"rollout/failed/{k}": float(n) for k, n in failed.items()}
     lost = Counter(e.sandbox_loss.cause for e in episodes if e.sandbox_loss is not None)
     of_env |= {f"rollout/sandbox_lost/{cause}": n / len(episodes) for cause, n in lost.items()}
-    return trajectory_metrics(episodes) | own | group_metrics(episodes) | of_env | judge_metrics(episodes, judge_prices)
+    of_judges = judge_metrics([*episodes, *tried_again], judge_prices)
+    return trajectory_metrics(episodes) | own | group_metrics(episodes) | of_env | of_judges

@@ -73,13 +73,15 @@ def _listed(folder: Path) -> ListedRun | None:
     settings = _settings(folder / CONFIG if is_training else folder / "episodes.yaml")
     named = settings.get("algorithm" if is_training else "policy")
     name = str(named.get("name", "")) if isinstance(named, Mapping) else ""
-    step, before, success = _progress(folder / METRICS) if is_training else (None, None, _result(folder))
+    result = _result(folder / (SUMMARY if is_training else "episodes.results.json"))
+    of_rollout = cast(float | None, (result or {}).get("success"))
+    step, before, success = _progress(folder / METRICS) if is_training else (None, None, of_rollout)
     steps, env = settings.get("steps"), settings.get("env", "")
     files = [*_files(folder)]
     return ListedRun(
         folder=str(folder),
         kind="train" if is_training else "rollout",
-        state=_state(folder, SUMMARY if is_training else "episodes.results.json", steps),
+        state=_state(folder, result, steps),
         env=env if isinstance(env, str) else "mixture",
         what=f"{name}, verl" if (folder / "verl.yaml").exists() else name,
         step=step,
@@ -127,25 +129,24 @@ def _progress(metrics: Path) -> tuple[int, float | None, float | None]:
     return step, measured[0] if measured else None, measured[-1] if len(measured) > 1 else training
 
 
-def _result(folder: Path) -> float | None:
-    with suppress(OSError, ValueError):
-        found = json.loads((folder / "episodes.results.json").read_text(encoding="utf-8"))
-        return cast(float | None, found.get("success"))
-    return None
+def _result(file: Path) -> Mapping[str, JSON] | None:
+    """Return what was written at a run's end, nothing of it if that is damaged; None before the end."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _state(folder: Path, result: str, steps: JSON) -> RunState:
+def _state(folder: Path, result: Mapping[str, JSON] | None, steps: JSON) -> RunState:
     if is_under_way(status_of(folder)) or has_writer(folder / EPISODES):  # runs on verl write no status
         return "running"
-    try:
-        found = json.loads((folder / result).read_text(encoding="utf-8"))
-    except OSError:
-        return "stopped"
-    except ValueError:
-        found = None
-    taken = found.get("steps") if isinstance(found, dict) else None
+    taken = None if result is None else result.get("steps")
     # a summary of fewer steps is from before the run was resumed with more
-    return "stopped" if isinstance(taken, int) and isinstance(steps, int) and taken < steps else "finished"
+    is_short = isinstance(taken, int) and isinstance(steps, int) and taken < steps
+    return "stopped" if result is None or is_short else "finished"
 
 
 def _episodes(folder: Path) -> int | None:

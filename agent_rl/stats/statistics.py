@@ -175,7 +175,8 @@ class Statistics:
         """Count what an episode earned by one component, in several turns or at its end."""
         first = earned[0]
         component = self._rewards.setdefault((first.name, first.weight), RewardComponent(first.weight))
-        component.of_steps[env] += first.source == "step"
+        if first.source == "step":
+            component.of_steps[env] += 1
         values = [r.value for r in earned if r.value is not None and math.isfinite(r.value)]
         if len(values) == len(earned):
             component.values.add(sum(values))
@@ -194,7 +195,7 @@ class Statistics:
 
     def _with_nothing(self, component: RewardComponent) -> RewardComponent:
         """Return a component with the episodes whose steps earned nothing by it: that is 0."""
-        nothing = sum(self._ended[env] - n for env, n in component.of_steps.items() if n)
+        nothing = sum(self._ended[env] - n for env, n in component.of_steps.items())
         return replace(component, values=Sum(component.values.count + nothing, component.values.total))
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.rule import Rule
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_rl.core.display import plural
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, component_values
 from agent_rl.core.messages import Message
 from agent_rl.stats.diff import Row, Token, first_token_difference, is_same, marked, message_rows
 from agent_rl.view.conversation import call_arguments, clean, folded
@@ -72,8 +72,9 @@ def _facts(first: Episode, second: Episode) -> Iterator[tuple[str, str, str]]:
     """Yield a name and two values of what is known of both; tasks only where they differ."""
     one, other = _summary(first), _summary(second)
     yield from ((name, one[name], other[name]) for name in one if name != "task" or one[name] != other[name])
-    for name in dict.fromkeys(reward.name for episode in (first, second) for reward in episode.rewards):
-        yield f"reward {name}", _earned(first, name), _earned(second, name)
+    earned, other_earned = component_values(first), component_values(second)
+    for name in earned | other_earned:
+        yield f"reward {name}", _earned(earned, name), _earned(other_earned, name)
 
 
 def _summary(episode: Episode) -> dict[str, str]:
@@ -84,9 +85,9 @@ def _summary(episode: Episode) -> dict[str, str]:
     }
 
 
-def _earned(episode: Episode, name: str) -> str:
+def _earned(values: Mapping[str, float | None], name: str) -> str:
     """Return what an episode earned by a component; steps that earn nothing have none."""
-    return _value(episode.value(name)) if any(reward.name == name for reward in episode.rewards) else "none"
+    return _value(values[name]) if name in values else "none"
 
 
 def _value(value: float | None) -> str:

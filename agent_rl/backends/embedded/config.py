@@ -102,7 +102,7 @@ class EmbeddedRolloutConfig(RolloutConfig):
     retry_temperature: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Of a second group of each task that no episode of the first one solved, where these are at most half of the
     batch: it takes the first one's place if one of it succeeds. So a policy that is sure of itself explores where it is
-    wrong, and only there. Trained as if sampled at `temperature`. Null tries nothing again."""
+    wrong, and only there. Trained as if sampled at `temperature`. Null, or `shuffle_rewards`, tries nothing again."""
     slots: int = Field(64, ge=1)
     """Episodes under way at a time."""
     context: int | None = Field(None, ge=2)

@@ -175,48 +175,48 @@ class RolloutSampler:
 
     def _try_again(self, step: int, sampled: StepBatch) -> StepBatch:
         """Sample the batch's unsolved tasks once more, hotter; a group with a success takes the place of the first."""
-        config, selected = self.config, sampled.sampling.selected
-        heat = None if config.shuffle_rewards else config.rollout.retry_temperature
-        unsolved = [place for place in selected if not any(e.success for e in sampled.groups[place].episodes)]
-        if heat is None or not unsolved or 2 * len(unsolved) > len(selected):
+        config, groups, selected = self.config, sampled.groups, sampled.sampling.selected
+        heat = config.rollout.retry_temperature
+        if heat is None or config.shuffle_rewards:
             return sampled
-        numbers = {len(sampled.groups) + i: place for i, place in enumerate(unsolved)}
-        first = [(number, e) for number, place in numbers.items() for e in sampled.groups[place].episodes]
-        seeds = rng(Stream.TRIED_AGAIN, config.seed, step).integers(2**63, size=len(first)).tolist()
-        jobs = [self._again(number, e, seed) for (number, e), seed in zip(first, seeds, strict=True)]
+        unsolved = [place for place in selected if not _is_solved(groups[place])]
+        if not unsolved or 2 * len(unsolved) > len(selected):
+            return sampled
+        seeds = rng(Stream.TRIED_AGAIN, config.seed, step)
+        jobs = []
+        for number, place in enumerate(unsolved, len(groups)):
+            for first in groups[place].episodes:
+                group, id = names_of(first.origin, number)
+                seed, snapshots = int(seeds.integers(2**63)), self.algorithm.needs_values
+                jobs.append(replace(self._job_of(first), seed=seed, group_id=group, id=id, snapshots=snapshots))
         params = replace(self.params_of(step), temperature=heat)
         again = self.processes.spread(self.play_groups, jobs, params, config.rollout.samples)
-        solved = [any(e.success for e in group.episodes) for group in again]
-        taken = {place: number for (number, place), won in zip(numbers.items(), solved, strict=True) if won}
-        plan = replace(sampled.sampling, selected=tuple(taken.get(place, place) for place in selected))
-        metrics = {"rollout/tried_again": len(again) / len(selected), "rollout/solved_then": sum(solved) / len(again)}
-        return StepBatch([*sampled.groups, *again], plan, metrics=metrics, tried_again=len(again))
-
-    def _again(self, number: int, first: Episode, seed: int) -> Job:
-        """Return an episode of a task that another one did not solve."""
-        group, id = names_of(first.origin, number)
-        needs, retries = self.algorithm.needs_values, self.config.retries
-        member, args = member_of(self.spec, first.env), first.env_args
-        return Job(
-            member, first.task, seed, group, env_args=args, id=id, origin=first.origin, snapshots=needs, retries=retries
-        )
+        numbers = {
+            place: number
+            for number, (place, group) in enumerate(zip(unsolved, again, strict=True), len(groups))
+            if _is_solved(group)
+        }
+        plan = replace(sampled.sampling, selected=tuple(numbers.get(place, place) for place in selected))
+        metrics = {"rollout/tried_again": len(again) / len(selected), "rollout/solved_then": len(numbers) / len(again)}
+        return StepBatch([*groups, *again], plan, metrics=metrics, tried_again=len(again))
 
     def _greedy(self, groups: Groups) -> list[Episode]:
         """Run the first episode of each group again, greedily."""
         jobs = [
-            Job(
-                member_of(self.spec, first.env),
-                first.task,
-                first.seed,
-                first.group_id,
-                env_args=first.env_args,
-                id=f"{first.group_id}-greedy",
-                origin=replace(first.origin, greedy=True),
-                retries=self.config.retries,
-            )
+            replace(self._job_of(first), id=f"{first.group_id}-greedy", origin=replace(first.origin, greedy=True))
             for first in (group.episodes[0] for group in groups)
         ]
         return self.run(jobs, self.actor.params(0.0, self.config.rollout.max_tokens))
+
+    def _job_of(self, episode: Episode) -> Job:
+        """Return what ran an episode, but for its snapshots."""
+        member, args, retries = member_of(self.spec, episode.env), episode.env_args, self.config.retries
+        task, seed, group = episode.task, episode.seed, episode.group_id
+        return Job(member, task, seed, group, env_args=args, id=episode.id, origin=episode.origin, retries=retries)
+
+
+def _is_solved(group: EpisodeGroup) -> bool:
+    return any(episode.success for episode in group.episodes)
 
 
 def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:

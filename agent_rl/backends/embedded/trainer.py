@@ -41,7 +41,6 @@ from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import replayed, routers
 from agent_rl.rollout import Evaluation, summarise
 from agent_rl.rollout.evaluation import rollout_metrics
-from agent_rl.rollout.judged import judge_metrics
 from agent_rl.runs.stored_groups import StoredGroups
 from agent_rl.runs.token_records import Learned
 from agent_rl.seeds import Stream, rng
@@ -126,17 +125,14 @@ class Trainer:
         done = time.perf_counter()
         records = self._records(sampled.batch)
         self.step += 1
-        metrics |= (
-            rollout_metrics(sampled.first_tries)
-            | judge_metrics(episodes, self.config.judge.prices)
-            | {
-                "rollout/rounds": float(sampling.rounds),
-                "rollout/batch_filled": len(sampling.selected) / sampling.target,
-                "perf/rollout_s": sampled.seconds,
-                "perf/update_s": done - started,
-                "perf/sampled_tokens_per_s": sampled.tokens / sampled.seconds,
-            }
-        )
+        first = sampled.first_tries
+        metrics |= rollout_metrics(first, self.config.judge.prices, tried_again=episodes[len(first) :]) | {
+            "rollout/rounds": float(sampling.rounds),
+            "rollout/batch_filled": len(sampling.selected) / sampling.target,
+            "perf/rollout_s": sampled.seconds,
+            "perf/update_s": done - started,
+            "perf/sampled_tokens_per_s": sampled.tokens / sampled.seconds,
+        }
         _log.debug("step %d: rollout %.2f s, update %.2f s", self.step, sampled.seconds, done - started)
         return StepResult(episodes, metrics, records)
 
