@@ -11,13 +11,9 @@ from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from pydantic import BaseModel, ValidationError
 
-from agent_rl.backends.embedded.config import (
-    EmbeddedEvalConfig,
-    EmbeddedRolloutConfig,
-    InterruptionConfig,
-    TrainConfig,
-)
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
+from agent_rl.backends.embedded.rollout_config import EmbeddedEvalConfig, EmbeddedRolloutConfig, InterruptionConfig
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.cli.chat import ChatSettings
 from agent_rl.cli.check import JudgedCheckSettings

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agent_rl.algorithms import to_samples
 from agent_rl.backends.embedded.actor import load_actor
-from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.rollout_config import InterruptionConfig
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode, StopReason

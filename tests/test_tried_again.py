@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from agent_rl.algorithms import ScoredRows
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
 from agent_rl.backends.embedded.trainer import Trainer
@@ -79,12 +81,25 @@ def test_control_tries_nothing_again(talker: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_step_trains_them_as_the_others(talker: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(talker, tmp_path)
-    assert trainer.config.decided_algorithm.recomputes_old and not trainer.config.algorithm.recomputes_old
-    step = trainer.train_step()
-    assert len(step.episodes) > 32 and step.metrics["rollout/solved_then"] > 0
+    step = trainer_of(talker, tmp_path).train_step()
+    assert len(step.episodes) > 32 and step.metrics["rollout/solved_then"] > 0 and step.metrics["perf/old_s"] > 0
     assert step.metrics["rollout/success"] == np.mean([e.success for e in step.episodes[:32]])
-    assert step.metrics["train/ratio"] == pytest.approx(1.0, abs=1e-4) and step.metrics["train/rollout_gap"] > 1e-3
+    assert step.metrics["train/ratio"] == pytest.approx(1.0, abs=1e-5)
+
+
+def scored(trainer: Trainer) -> ScoredRows:
+    trainer.train_step()
+    assert trainer.learned is not None
+    return trainer.learned.weighed.scored
+
+
+def test_old_is_computed_for_second_tries_only(talker: Path, tmp_path: Path) -> None:
+    recomputed = scored(trainer_of(talker, tmp_path, algorithm={"proximal": "recompute"}))
+    found = scored(trainer_of(talker, tmp_path))
+    torch.testing.assert_close(found.old_logprobs, recomputed.old_logprobs, atol=1e-4, rtol=0)
+    mu, group = found.rows.rollout_logprobs, found.rows.episode_of_token // 4
+    hot = torch.isin(group, group[found.old_logprobs != mu].unique())
+    assert hot.any() and not hot.all() and (found.old_logprobs - mu)[hot].abs().max() > 0.1
 
 
 def test_self_play_refuses_to_try_again(tmp_path: Path) -> None:

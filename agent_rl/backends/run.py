@@ -19,7 +19,8 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.store.token_records import TokenRecord, token_records
 
 if TYPE_CHECKING:
-    from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
+    from agent_rl.backends.embedded.config import TrainConfig
+    from agent_rl.backends.embedded.rollout_config import InterruptionConfig
     from agent_rl.backends.verl.config.settings import VerlConfig
     from agent_rl.policy.delegation import Delegation
     from agent_rl.policy.shortening import Shortening

@@ -37,10 +37,10 @@ class Learned:
         return found
 
     def gap_by_age(self, step: int) -> dict[str, float]:
-        """Return the mean gap between what sampled and the weights before the update, by the age of tokens."""
+        """Return the mean gap between old and the weights before the update, by the age of tokens."""
         rows, logprobs = self.weighed.rows, self.logprobs()
         known = rows.loss_mask & logprobs.isfinite()
-        gaps = (logprobs - rows.rollout_logprobs)[known].double().abs()
+        gaps = (logprobs - self.weighed.scored.old_logprobs)[known].double().abs()
         return {name: float(mean) for name, mean in gap_by_age(gaps, step - rows.versions[known]).items()}
 
     def records(self, episodes: Sequence[Episode], step: int, config: AlgorithmConfig) -> list[TokenRecord]:

@@ -11,8 +11,9 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapter
+from agent_rl.backends.embedded.rollout_config import InterruptionConfig
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message
 from agent_rl.engines.base import SamplingParams, TrainedEngine, WeightFormat

@@ -67,6 +67,12 @@ class StepBatch:
         return [self.groups[position] for position in self.sampling.selected]
 
     @property
+    def hot(self) -> list[int]:
+        """Which groups of the batch are of tasks that were tried again, at another temperature than the others."""
+        first = len(self.groups) - self.tried_again
+        return [number for number, position in enumerate(self.sampling.selected) if position >= first]
+
+    @property
     def episodes(self) -> list[Episode]:
         """Every sampled episode, dropped ones too; these are stored."""
         return episodes_of(self.groups)

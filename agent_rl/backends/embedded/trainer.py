@@ -121,7 +121,7 @@ class Trainer:
         sampled = self._next()
         episodes, sampling = sampled.episodes, sampled.sampling
         started = time.perf_counter()
-        metrics = self.update(sampled.experience(self.algorithm)) | sampled.metrics
+        metrics = self.update(sampled.experience(self.algorithm), sampled.hot) | sampled.metrics
         done = time.perf_counter()
         records = self._records(sampled.batch)
         self.step += 1
@@ -170,13 +170,16 @@ class Trainer:
             return []
         return self.learned.records(episodes_of(groups), self.step, self.algorithm.config)
 
-    def update(self, x: Experience) -> dict[str, float]:
-        """Take the step's updates on what was experienced; none if there is nothing to learn from."""
+    def update(self, x: Experience, hot: Sequence[int] = ()) -> dict[str, float]:
+        """Take the step's updates on what was experienced; none if there is nothing to learn from.
+
+        `hot` are the groups that were sampled at another temperature than the step's.
+        """
         self.learned = None
         metrics = {"train/samples": 0.0, "rollout/kept": float(x.kept.double().mean())}
         if not len(x.rows):
             return metrics
-        scored, found = self._score(x.rows, x.groups[x.rows.episode])
+        scored, found = self._score(x.rows, x.groups[x.rows.episode], hot)
         metrics |= found | self.algorithm.diagnose(x, scored, self.step if self.stored is None else None)
         weighed, _, wanted = self.algorithm.compute_weights_in_place_order(x, scored)
         batch = weighed.select(torch.nonzero(wanted)[:, 0])
@@ -276,7 +279,7 @@ class Trainer:
         self.optimizer.backward(loss)
         return terms.sums | {"loss": float(terms.loss.detach())}, logprobs.detach()
 
-    def _score(self, rows: Rows, group: Tensor) -> tuple[ScoredRows, dict[str, float]]:
+    def _score(self, rows: Rows, group: Tensor, hot: Sequence[int]) -> tuple[ScoredRows, dict[str, float]]:
         """Score the rows by all models that the advantages need; also return metrics of their routes."""
         metrics = dict[str, float]()
         given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
@@ -291,10 +294,22 @@ class Trainer:
             if log is not None:
                 scored, metrics = replace(scored, old_experts=log.own), log.metrics()
             metrics["perf/old_s"] = time.perf_counter() - started
+        elif hot and self.config.algorithm.sampled_elsewhere().recomputes_old:
+            started = time.perf_counter()
+            scored = replace(scored, old_logprobs=self._cooled(rows, group, hot))
+            metrics["perf/old_s"] = time.perf_counter() - started
         if self.critic is not None:
             budget, precision = self.config.forward_tokens, self.config.precision
             scored = replace(scored, values=self.critic.values(self.actor.model, rows, budget, precision, given))
         return self._compare(scored, group) if self.algorithm.needs_reference_for_advantages else scored, metrics
+
+    def _cooled(self, rows: Rows, group: Tensor, hot: Sequence[int]) -> Tensor:
+        """Return the rollout's log-probabilities, and in their place, for the rows of some groups, present ones."""
+        some = torch.nonzero(torch.isin(group, torch.tensor(hot)))[:, 0]
+        part = rows.select(some)
+        given = replayed_routes("R3", part.routed_experts, None) if self.replay == "R3" else None
+        (found,) = self._scores(self.actor.model, part, group[some], "logprobs", given=given)
+        return rows.rollout_logprobs.index_copy(0, rows.places(some), found)
 
     def _compare(self, scored: ScoredRows, group: Tensor) -> ScoredRows:
         """Score rows under the reference."""
