@@ -122,9 +122,9 @@ def test_user_parts_train_from_the_command_line(
     used: list[tuple[str, str]] = []
     real = Trainer.update
 
-    def spy(self: Trainer, x: object) -> dict[str, float]:
+    def spy(self: Trainer, x: object, hot: object) -> dict[str, float]:
         used.append((self.algorithm.advantage.name, self.algorithm.objective.name))
-        return real(self, x)  # type: ignore[arg-type]
+        return real(self, x, hot)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Trainer, "update", spy)
     flat = {f"{k}.{n}": v for k, s in SMALL.items() if isinstance(s, dict) for n, v in s.items()}

@@ -20,6 +20,7 @@ from agent_rl.core.ending import Ending
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import RL_START
 from agent_rl.policy import Scripted, TokenPolicy, demonstrator, oracle
 from agent_rl.policy.base import Reply
 from agent_rl.rollout import Job, run_episode, run_groups, run_jobs, summarise
@@ -293,12 +294,19 @@ def test_self_play_trains_both_seats(tmp_path: Path) -> None:
     rollout = {"groups": 4, "samples": 2, "slots": 5, "max_tokens": 8}
     short = {"self_play": True, "budget": {"tokens": 256, "turns": 2}, "eval": {"n": 1, "dev_n": 1, "every": 0}}
     warm = {"demonstrations": 16, "copy_steps": 1, "clone_steps": 2, "batch": 8}
-    run = start_run(config(tmp_path, env="nim-v0", steps=1, rollout=rollout, warm_start=warm, **short), Progress())
+    run = start_run(config(tmp_path, env="nim-v0", steps=2, rollout=rollout, warm_start=warm, **short), Progress())
     trained = [e for e in read_episodes(run / "episodes.jsonl") if e.origin.purpose == "train"]
     assert sorted((e.group_id, e.seat) for e in trained) == [
-        (f"train-00000-{task:03d}-seat{seat}", seat) for task in (0, 1) for seat in (0, 1) for _ in range(2)
+        (f"train-{step:05d}-{task:03d}-seat{seat}", seat)
+        for step in (0, 1)
+        for task in (0, 1)
+        for seat in (0, 1)
+        for _ in range(2)
     ]
-    assert len({episode.id for episode in trained}) == 8
+    assert len({episode.id for episode in trained}) == 16
+    tasks = {episode.group_id[:15]: episode.task for episode in trained}
+    stream = NIM.tasks.stream("train")  # of which each step takes what the one before it left
+    assert [tasks[name] for name in sorted(tasks)] == [stream.at(RL_START + place) for place in range(4)]
 
 
 def test_self_play_is_refused_where_it_means_nothing(tmp_path: Path) -> None:

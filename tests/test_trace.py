@@ -1,7 +1,7 @@
 """The functions that one update enters: the reading list for plain GRPO."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -39,9 +39,9 @@ def entered(call: Callable[[], object]) -> set[tuple[str, str]]:
 def test_grpo_update_enters_few_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, updates = Trainer.update, list[set[tuple[str, str]]]()
 
-    def traced(self: Trainer, x: Experience) -> dict[str, float]:
+    def traced(self: Trainer, x: Experience, hot: Sequence[int]) -> dict[str, float]:
         result: list[dict[str, float]] = []
-        updates.append(entered(lambda: result.append(real(self, x))))
+        updates.append(entered(lambda: result.append(real(self, x, hot))))
         return result[0]
 
     monkeypatch.setattr(Trainer, "update", traced)

@@ -137,7 +137,7 @@ class OpenEnv(Env):
 
     async def _begin(self, options: Mapping[str, JSON]) -> Any:
         """Open a session and reset it; wait while the server is full, which is not the environment's time."""
-        until, running = time.monotonic() + WAIT, meter.get()
+        until, running, pause = time.monotonic() + WAIT, meter.get(), 0.1
         while True:
             asked = time.monotonic()
             try:
@@ -149,7 +149,8 @@ class OpenEnv(Env):
                     raise OpenEnvError(f"{full}; raise its max_concurrent_envs, or play fewer at a time") from error
                 if running is not None:
                     running.excuse(asked, time.monotonic())
-                await sleep_uncounted(0.1)
+                await sleep_uncounted(pause)
+                pause = min(2 * pause, 2.0)  # many wait, and each asks by a new connection
 
     async def _asked(self, kind: str, data: Mapping[str, JSON]) -> Any:
         """Send a message; return the data of its answer."""

@@ -160,11 +160,11 @@ class RolloutSampler:
 
     def _groups(self, step: int, first: int, n: int) -> list[EpisodeGroup]:
         """Sample some of a step's groups."""
-        config, seats = self.config, 1
-        if config.self_play:
-            seats = seats_of(self.spec)
-            first, n = first // seats, -(-n // seats)  # a task has a group for each seat
-        start = RL_START + step * int(config.rollout.groups * config.algorithm.refill.most)
+        config = self.config
+        seats = seats_of(self.spec) if config.self_play else 1
+        most = int(config.rollout.groups * config.algorithm.refill.most)
+        first, n, most = first // seats, -(-n // seats), -(-most // seats)  # a task has a group for each seat
+        start = RL_START + step * most
         again = self.tasks.again
         jobs = [
             self.job(Origin("train", config.split, step, sample), self.tasks.at(place), group, again=again(place))

@@ -279,7 +279,7 @@ class Trainer:
         self.optimizer.backward(loss)
         return terms.sums | {"loss": float(terms.loss.detach())}, logprobs.detach()
 
-    def _score(self, rows: Rows, group: Tensor, hot: Sequence[int]) -> tuple[ScoredRows, dict[str, float]]:
+    def _score(self, rows: Rows, group: Tensor, hot: Sequence[int] = ()) -> tuple[ScoredRows, dict[str, float]]:
         """Score the rows by all models that the advantages need; also return metrics of their routes."""
         metrics = dict[str, float]()
         given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
