@@ -34,7 +34,7 @@ STEPS: Mapping[str, int] = {"lock": 600, "hops": 300, "belt": 900, "compare": 15
 """The environments, and for how long each is trained."""
 TOO_HARD = {"watch"}
 """Which of them the defaults do not learn."""
-OWN: Mapping[str, Sequence[str]] = {"belt": ("rollout.final_temperature=2",)}
+OWN: Mapping[str, Sequence[str]] = {"belt": ("rollout.retry_temperature=2",)}
 """What one takes beside: belt's policies are too sure of what is wrong for 1.3, and too weak at first for 2."""
 COMMON = ("threads=1", "eval.n=256", "eval.every=50")
 BAR, EARLY, SMOOTH = 0.95, 20, 5

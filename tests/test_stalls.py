@@ -220,14 +220,14 @@ def test_stall_on_verl_names_its_settings(tmp_path: Path) -> None:
             diagnosis.observe(course(step / STEPS))
     patient, plateau = said
     assert "verl.actor_rollout_ref.actor.optim.weight_decay=0.1" in patient and "try another lr, more" in plateau
-    assert "optimizer." not in patient + plateau
+    assert "optimizer." not in patient + plateau and "retry" not in patient
 
 
 def test_patience_names_no_setting_that_a_run_has() -> None:
     assert patience({"algorithm": "grpo", "rollout.temperature": 1.3, "optimizer.weight_decay": 0.1}) == (
-        "hundreds of steps with algorithm=maxrl, eval.temperature=1 (and rollout.final_temperature=2)"
+        "hundreds of steps with algorithm=maxrl, eval.temperature=1 (and rollout.retry_temperature=2)"
     )
-    assert patience({**PAST_SHORT_CUTS, "rollout.final_temperature": 2.0}) == "hundreds of steps"
+    assert patience({**PAST_SHORT_CUTS, "rollout.retry_temperature": 2.0}) == "hundreds of steps"
 
 
 def test_long_run_stalls_later(tmp_path: Path) -> None:

@@ -49,13 +49,13 @@ PAST_SHORT_CUTS: Mapping[str, object] = MappingProxyType(
     {"algorithm": "maxrl", "rollout.temperature": 1.3, "eval.temperature": 1, "optimizer.weight_decay": 0.1}
 )
 """What got all runs of four environments past their short cuts; benchmarks/unlike.py measures it. Those of a fifth
-needed `rollout.final_temperature`, too."""
+needed `rollout.retry_temperature`, too."""
 
 
 def patience(has: Mapping[str, object] = MappingProxyType({})) -> str:
     """Return what comes past short cuts, but for the settings that a run has."""
     lacks = [f"{name}={value}" for name, value in PAST_SHORT_CUTS.items() if has.get(name) != value]
-    more = "" if has.get("rollout.final_temperature") else " (and rollout.final_temperature=2)"
+    more = "" if has.get("rollout.retry_temperature") else " (and rollout.retry_temperature=2)"
     return f"hundreds of steps{' with ' if lacks else ''}{', '.join(lacks)}{more}"
 
 

@@ -304,8 +304,10 @@ class Trainer:
         return self._compare(scored, group) if self.algorithm.needs_reference_for_advantages else scored, metrics
 
     def _cooled(self, rows: Rows, group: Tensor, hot: Sequence[int]) -> Tensor:
-        """Return the rollout's log-probabilities, and in their place, for the rows of some groups, present ones."""
+        """Return the rollout's log-probabilities; of `hot` groups, these weights' at the step's temperature."""
         some = torch.nonzero(torch.isin(group, torch.tensor(hot)))[:, 0]
+        if not len(some):
+            return rows.rollout_logprobs
         part = rows.select(some)
         given = replayed_routes("R3", part.routed_experts, None) if self.replay == "R3" else None
         (found,) = self._scores(self.actor.model, part, group[some], "logprobs", given=given)
