@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.backends.verl.config.names import NAMES_ON_VERL
+from agent_rl.backends.verl.config.names import IN_WARNINGS
 from agent_rl.core.episode import Reward
 from agent_rl.core.messages import Message
 from agent_rl.rollout.group_metrics import group_metrics
@@ -215,7 +215,7 @@ def test_stall_on_verl_names_its_settings(tmp_path: Path) -> None:
     said: list[str] = []
     for repeated in (0.8, 0.1):
         course = but(**STUCK, rollout_repeated=lambda at, now=repeated: now, train_with_gradient=lambda at: 0.6)
-        diagnosis = Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, said.append, names=NAMES_ON_VERL)
+        diagnosis = Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, said.append, names=IN_WARNINGS)
         for step in range(STEPS):
             diagnosis.observe(course(step / STEPS))
     patient, plateau = said

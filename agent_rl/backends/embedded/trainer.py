@@ -285,33 +285,32 @@ class Trainer:
         given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
         scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
         bounded = self.stored is not None and self.config.updates.target_kl is not None  # mu is any policy there
+        started = time.perf_counter()
         if self.algorithm.recomputes_old or bounded:
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
             log = RouteLog(len(rows.token_ids)) if self.is_mixture else None
-            started = time.perf_counter()
             old, *squares = self._scores(self.actor.model, rows, group, *names, given=given, log=log)
             scored = replace(scored, old_logprobs=old, sum_pi_squared=squares[0] if squares else None)
             if log is not None:
                 scored, metrics = replace(scored, old_experts=log.own), log.metrics()
-            metrics["perf/old_s"] = time.perf_counter() - started
         elif hot and self.config.algorithm.sampled_elsewhere().recomputes_old:
-            started = time.perf_counter()
-            scored = replace(scored, old_logprobs=self._cooled(rows, group, hot))
+            scored = replace(scored, old_logprobs=self._cooled(rows, group, hot, given))
+        if scored.old_logprobs is not rows.rollout_logprobs:
             metrics["perf/old_s"] = time.perf_counter() - started
         if self.critic is not None:
             budget, precision = self.config.forward_tokens, self.config.precision
             scored = replace(scored, values=self.critic.values(self.actor.model, rows, budget, precision, given))
         return self._compare(scored, group) if self.algorithm.needs_reference_for_advantages else scored, metrics
 
-    def _cooled(self, rows: Rows, group: Tensor, hot: Sequence[int]) -> Tensor:
+    def _cooled(self, rows: Rows, group: Tensor, hot: Sequence[int], given: Tensor | None) -> Tensor:
         """Return the rollout's log-probabilities; of `hot` groups, these weights' at the step's temperature."""
         some = torch.nonzero(torch.isin(group, torch.tensor(hot)))[:, 0]
         if not len(some):
             return rows.rollout_logprobs
-        part = rows.select(some)
-        given = replayed_routes("R3", part.routed_experts, None) if self.replay == "R3" else None
-        (found,) = self._scores(self.actor.model, part, group[some], "logprobs", given=given)
-        return rows.rollout_logprobs.index_copy(0, rows.places(some), found)
+        places = rows.places(some)
+        routes = None if given is None else given[places]
+        (found,) = self._scores(self.actor.model, rows.select(some), group[some], "logprobs", given=routes)
+        return rows.rollout_logprobs.index_copy(0, places, found)
 
     def _compare(self, scored: ScoredRows, group: Tensor) -> ScoredRows:
         """Score rows under the reference."""

@@ -1,9 +1,12 @@
-"""What settings of the embedded backend are called on verl, in texts that name them; what it lacks is left out."""
+"""What settings of the embedded backend are called on verl."""
+
+from agent_rl.runs.stalls import PATIENT, patience
 
 NAMES_ON_VERL = {
-    " (and rollout.retry_temperature=2)": "",
     "optimizer.lr": "lr",
     "optimizer.weight_decay": "verl.actor_rollout_ref.actor.optim.weight_decay",
     "gradient_checkpointing": "verl.actor_rollout_ref.model.enable_gradient_checkpointing",
     "micro_batch_tokens": "verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
 }
+IN_WARNINGS = {PATIENT: patience({"rollout.retry_temperature": "verl has no such setting"}), **NAMES_ON_VERL}
+"""What a warning says on verl in place of what it says of an embedded run."""

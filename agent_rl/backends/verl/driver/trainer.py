@@ -23,7 +23,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.backends.verl.config.names import NAMES_ON_VERL
+from agent_rl.backends.verl.config.names import IN_WARNINGS
 from agent_rl.backends.verl.driver.canary import (
     Canary,
     canary_ids,
@@ -93,7 +93,7 @@ class AlgorithmTrainer(UpdatingTrainer):
         self.metrics = open_metrics(folder := self.store.path.parent, settings.report_to)
         steps = self.config.trainer.total_training_steps
         self.diagnosis = Diagnosis(
-            self.algorithm.config, samples, self.env.cls, folder, print, steps=steps, names=NAMES_ON_VERL
+            self.algorithm.config, samples, self.env.cls, folder, print, steps=steps, names=IN_WARNINGS
         )
         super()._setup()
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))
