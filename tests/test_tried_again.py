@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from agent_rl.algorithms import ScoredRows
+from agent_rl.backends.embedded import second_tries
 from agent_rl.backends.embedded.actor import load_actor
+from agent_rl.backends.embedded.checkpoint import restore, save_checkpoint
 from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
+from agent_rl.backends.embedded.second_tries import SecondTries
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.group_sampling import episodes_of
 from agent_rl.core.episode import Episode, EpisodeGroup
@@ -19,6 +22,12 @@ from tests.luck_env import LUCK
 from tests.runs import SMALL, config
 
 HOT = 2.5
+
+
+@pytest.fixture(autouse=True)
+def skill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What succeeds by luck is taken for a skill, but where a test says otherwise."""
+    monkeypatch.setattr(second_tries, "RARE", 1.0)
 
 
 def trainer_of(talker: Path, tmp_path: Path, **changes: object) -> Trainer:
@@ -55,8 +64,30 @@ def test_unsolved_task_is_tried_again_hotter(talker: Path, tmp_path: Path, monke
     assert found.batch == expected and then
     assert found.metrics == {
         "rollout/tried_again": len(again) / 8,
-        "rollout/solved_then": len(then) / len(again),
+        "rollout/succeeded_then": np.mean([e.success for e in episodes_of(again)]),
+        "rollout/learned_then": len(then) / len(again),
     }
+
+
+def test_frequent_second_success_is_luck(talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_tries, "RARE", 0.05)  # one of four succeeds
+    trainer = trainer_of(talker, tmp_path)
+    first, _ = sampled(trainer, monkeypatch)
+    trainer.step = 1
+    second, ran = sampled(trainer, monkeypatch)
+    assert first.tried_again > 1 and first.metrics["rollout/succeeded_then"] > 0.05
+    assert second.tried_again == 1 and [episodes for episodes, _ in ran[-2:]] == [32, 4]
+    for found in (first, second):
+        assert found.batch == found.groups[:8] and not found.metrics["rollout/learned_then"] and not found.hot
+
+
+def test_checkpoint_remembers_how_second_tries_did(talker: Path, tmp_path: Path) -> None:
+    whole, begun, resumed = (trainer_of(talker, tmp_path) for _ in range(3))
+    begun.train_step()
+    save_checkpoint(tmp_path / "checkpoint", begun)
+    restore(tmp_path / "checkpoint", resumed)
+    whole.train_step()
+    assert resumed.rollouts.second_tries == whole.rollouts.second_tries != SecondTries()
 
 
 def test_second_try_is_stored_beside_the_first(talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +113,7 @@ def test_control_tries_nothing_again(talker: Path, tmp_path: Path, monkeypatch: 
 
 def test_step_trains_them_as_the_others(talker: Path, tmp_path: Path) -> None:
     step = trainer_of(talker, tmp_path).train_step()
-    assert len(step.episodes) > 32 and step.metrics["rollout/solved_then"] > 0 and step.metrics["perf/old_s"] > 0
+    assert len(step.episodes) > 32 and step.metrics["rollout/learned_then"] > 0 and step.metrics["perf/old_s"] > 0
     assert step.metrics["rollout/success"] == np.mean([e.success for e in step.episodes[:32]])
     assert step.metrics["train/ratio"] == pytest.approx(1.0, abs=1e-5)
 

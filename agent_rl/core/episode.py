@@ -273,6 +273,11 @@ class EpisodeGroup(Displayed):
         """The task that all of them are about."""
         return self.episodes[0].task
 
+    @property
+    def env(self) -> str:
+        """The id of the environment that they are of."""
+        return self.episodes[0].env
+
 
 def group_episodes(episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> list[EpisodeGroup]:
     """Sort episodes into their groups, which are in the order of their first episodes; greedy ones are baselines."""

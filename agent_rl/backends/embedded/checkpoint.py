@@ -31,7 +31,9 @@ def save_checkpoint(folder: Path, trainer: Trainer) -> None:
     """Write a checkpoint, what was sampled ahead included. A kill meanwhile leaves the previous one whole."""
     with _replaced(folder) as new:
         trainer.actor.save(new)
-        torch.save({"step": trainer.step, "optimizer": trainer.optimizer.state_dict()}, new / STATE)
+        tries = trainer.rollouts.second_tries.counts
+        state = {"step": trainer.step, "optimizer": trainer.optimizer.state_dict(), "second_tries": tries}
+        torch.save(state, new / STATE)
         if trainer.critic is not None:
             trainer.critic.save(new)
         if (judge := evolving_judge()) is not None:
@@ -122,6 +124,7 @@ def restore(folder: Path, trainer: Trainer) -> None:
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         trainer.step = int(state["step"])
         trainer.optimizer.load_state_dict(state["optimizer"])
+        trainer.rollouts.second_tries.counts = state.get("second_tries", {})  # earlier versions wrote none
         if trainer.critic is not None:
             trainer.critic.load(folder)
         if (judge := evolving_judge()) is not None:

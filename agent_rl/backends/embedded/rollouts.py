@@ -17,6 +17,7 @@ from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.processes import OneProcess
+from agent_rl.backends.embedded.second_tries import SecondTries
 from agent_rl.backends.group_sampling import (
     Groups,
     add_greedy,
@@ -95,6 +96,8 @@ class RolloutSampler:
         self.spec, self.actor, self.config, self.algorithm = spec, actor, config, algorithm
         self.tasks = spec.tasks.stream(config.split, config.seed)
         self.processes = OneProcess()
+        self.second_tries = SecondTries()
+        """Of all steps that were sampled."""
 
     def sample(self, step: int) -> StepBatch:
         """Sample all that a step needs with the engine's present weights."""
@@ -180,31 +183,46 @@ class RolloutSampler:
         return group_episodes(shuffled(episodes_of(groups), order))
 
     def _try_again(self, step: int, sampled: StepBatch) -> StepBatch:
-        """Sample the batch's unsolved tasks once more, hotter; a group with a success takes the place of the first."""
-        config, groups, selected = self.config, sampled.groups, sampled.sampling.selected
-        heat = config.rollout.retry_temperature
-        if heat is None or config.shuffle_rewards:
+        """Sample unsolved tasks once more, hotter; a group that succeeds by more than luck takes the first one's place.
+
+        Where they are most of the batch, none is.
+        """
+        config, groups, selected, tries = self.config, sampled.groups, sampled.sampling.selected, self.second_tries
+        unsolved = {place: groups[place] for place in selected if not _is_solved(groups[place])}
+        params = self.params_of(step)
+        hot = replace(params, temperature=config.rollout.retry_temperature or params.temperature)
+        if hot.temperature <= params.temperature or config.shuffle_rewards:
             return sampled
-        unsolved = [place for place in selected if not _is_solved(groups[place])]
-        if not unsolved or 2 * len(unsolved) > len(selected):
+        if not 0 < 2 * len(unsolved) <= len(selected):
             return sampled
+        chosen = tries.choose(unsolved)
         seeds = rng(Stream.TRIED_AGAIN, config.seed, step)
-        jobs = []
-        for number, place in enumerate(unsolved, len(groups)):
-            for first in groups[place].episodes:
-                group, id = names_of(first.origin, number)
-                seed, snapshots = int(seeds.integers(2**63)), self.algorithm.needs_values
-                jobs.append(replace(self._job_of(first), seed=seed, group_id=group, id=id, snapshots=snapshots))
-        params = replace(self.params_of(step), temperature=heat)
-        again = self.processes.spread(self.play_groups, jobs, params, config.rollout.samples)
+        jobs = [
+            self._second(first, number, int(seeds.integers(2**63)))
+            for number, place in enumerate(chosen, len(groups))
+            for first in groups[place].episodes
+        ]
+        again = self.processes.spread(self.play_groups, jobs, hot, config.rollout.samples)
+        episodes = episodes_of(again)
+        tries.observe(episodes)
         numbers = {
             place: number
-            for number, (place, group) in enumerate(zip(unsolved, again, strict=True), len(groups))
-            if _is_solved(group)
+            for number, (place, group) in enumerate(zip(chosen, again, strict=True), len(groups))
+            if _is_solved(group) and tries.succeed_rarely(group)
         }
         plan = replace(sampled.sampling, selected=tuple(numbers.get(place, place) for place in selected))
-        metrics = {"rollout/tried_again": len(again) / len(selected), "rollout/solved_then": len(numbers) / len(again)}
+        metrics = {
+            "rollout/tried_again": len(again) / len(selected),
+            "rollout/succeeded_then": sum(bool(episode.success) for episode in episodes) / len(episodes),
+            "rollout/learned_then": len(numbers) / len(again),
+        }
         return StepBatch([*groups, *again], plan, metrics=metrics, tried_again=len(again))
+
+    def _second(self, first: Episode, number: int, seed: int) -> Job:
+        """Return the second try of an episode, in the group of this number."""
+        group, id = names_of(first.origin, number)
+        snapshots = self.algorithm.needs_values
+        return replace(self._job_of(first), seed=seed, group_id=group, id=id, snapshots=snapshots)
 
     def _greedy(self, groups: Groups) -> list[Episode]:
         """Run the first episode of each group again, greedily."""
