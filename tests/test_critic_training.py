@@ -143,7 +143,7 @@ def test_old_values_precede_the_update(where: str, folder: Path, tmp_path: Path)
         weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
     episodes = trainer.train_step().episodes
     x = trainer.algorithm.experience(group_episodes(episodes))
-    found, _ = trainer._score(x.rows, x.groups[x.rows.episode])
+    found, _ = trainer.scorer.score(x.rows, x.groups[x.rows.episode], trainer.step)
     with torch.no_grad():
         ids = x.rows.padded().token_ids.to(weight.device)
         values = trainer.critic(ids, score_tokens(trainer.actor.model, ids).hidden).cpu()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
+from agent_rl.algorithms import Algorithm, Denominators, Experience, WeightedRows
 from agent_rl.algorithms.loss import EXTREMES
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
@@ -26,18 +26,17 @@ from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.processes import Gradient, OneProcess
 from agent_rl.backends.embedded.prompts import Prompt, micro_batches
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
-from agent_rl.backends.embedded.scoring import score_rows, score_tokens
+from agent_rl.backends.embedded.row_scorer import RowScorer
+from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.group_sampling import Groups, episodes_of, require_hooks
 from agent_rl.core.episode import Episode, Origin, group_episodes
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
-from agent_rl.engines.embedded.adapters import without_adapters
 from agent_rl.engines.embedded.device import float64_device
 from agent_rl.errors import ConfigError
 from agent_rl.gym.mixture import members_of
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.moe.agreement import RoutingConfig, replayed_routes
-from agent_rl.moe.balance import RouteLog
+from agent_rl.moe.agreement import RoutingConfig
 from agent_rl.moe.routes import replayed, routers
 from agent_rl.rollout import Evaluation, summarise
 from agent_rl.rollout.evaluation import rollout_metrics
@@ -74,7 +73,6 @@ class Trainer:
         self.algorithm = Algorithm(config.decided_algorithm.within(actor.engine.context_limit))
         for member in members_of(spec, config.env_args):
             require_hooks(member.spec, self.algorithm)
-        self.is_mixture, self.replay = bool(routers(actor.model)), config.algorithm.routing.replay
         has_critic, half = config.algorithm.critic.where != "none", config.precision.autocast == "float16"
         self._require_possible(has_critic, half)
         if config.gradient_checkpointing:
@@ -89,6 +87,7 @@ class Trainer:
         self.loss_device = float64_device(actor.model.device)
         """Where losses are computed."""
         self.critic = Critic(actor.model, self.algorithm, config.optimizer) if has_critic else None
+        self.scorer = RowScorer(actor, config, self.algorithm, self.critic, reference)
         self.processes = OneProcess()
         self.rollouts = RolloutSampler(spec, actor, config, self.algorithm)
         self.ahead = deque[StepBatch]()
@@ -103,12 +102,13 @@ class Trainer:
         Raises:
             ConfigError: with what can.
         """
-        if self.config.algorithm.routing != RoutingConfig() and not self.is_mixture:
+        is_mixture = bool(routers(self.actor.model))
+        if self.config.algorithm.routing != RoutingConfig() and not is_mixture:
             raise ConfigError("algorithm.routing is about a mixture of experts, and the model is dense")
         if self.algorithm.needs_reference and self.reference is None:
             name = self.config.algorithm.name
             raise ConfigError(f"{name} compares with the start of the run: give it as `reference`")
-        if self.actor.model.device.type == "mps" and (self.is_mixture or has_critic or half):
+        if self.actor.model.device.type == "mps" and (is_mixture or has_critic or half):
             raise ConfigError(
                 "device=mps has no float64, which mixtures of experts and critics need, and scales no losses: set "
                 "device=cpu, or a dense model without a critic and without precision.autocast=float16"
@@ -179,7 +179,7 @@ class Trainer:
         metrics = {"train/samples": 0.0, "rollout/kept": float(x.kept.double().mean())}
         if not len(x.rows):
             return metrics
-        scored, found = self._score(x.rows, x.groups[x.rows.episode], hot)
+        scored, found = self.scorer.score(x.rows, x.groups[x.rows.episode], self.step, hot)
         metrics |= found | self.algorithm.diagnose(x, scored, self.step if self.stored is None else None)
         weighed, _, wanted = self.algorithm.compute_weights_in_place_order(x, scored)
         batch = weighed.select(torch.nonzero(wanted)[:, 0])
@@ -192,7 +192,7 @@ class Trainer:
         if batch.critic is not None:
             metrics |= critic_metrics(batch.critic.values, batch.critic.returns, batch.critic.valued)
         if self.algorithm.needs_reference_for_loss and scored.reference_logprobs is None:  # for these rows only
-            batch = replace(batch, scored=self._compare(batch.scored, batch.group))
+            batch = replace(batch, scored=self.scorer.compare(batch.scored, batch.group, self.step))
         parts = mini_batches(weighed, wanted, batch, self.config.updates, self.config.seed, self.step)
         metrics |= self._update_by(parts, torch.nonzero(wanted)[:, 0])
         if self.config.asynchrony.mode != "sync" and not self.algorithm.recomputes_old:  # else `diagnose` has said it
@@ -240,9 +240,7 @@ class Trainer:
 
     def _prepare(self, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
         """Score the whole batch under theta, and let the objective prepare it."""
-        given = self._routes(batch.scored) if self.replay != "none" else None
-        (logprobs,) = self._scores(self.actor.model, batch.rows, batch.group, "logprobs", given=given)
-        return self.algorithm.prepare(logprobs, batch)
+        return self.algorithm.prepare(self.scorer.present(batch.scored, batch.group, self.step), batch)
 
     def gradients(self, batch: WeightedRows, whole: Denominators) -> Iterator[Gradient]:
         """Add the gradients of a batch, or of whole groups of one, with the prompts of as many as fit computed once.
@@ -259,7 +257,8 @@ class Trainer:
     ) -> tuple[dict[str, float], Tensor]:
         """Add the gradients of a micro-batch; return its sums to report, and the log-probabilities of its tokens."""
         config, model = self.config, self.actor.model
-        replaying = replayed(model, self._routes(batch.scored)) if self.replay != "none" else nullcontext()
+        replays = config.algorithm.routing.replay != "none"
+        replaying = replayed(model, self.scorer.routes(batch.scored)) if replays else nullcontext()
         sparing = checkpointed(model) if config.gradient_checkpointing else nullcontext()
         with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), replaying, sparing:
             scores = score_tokens(
@@ -278,64 +277,6 @@ class Trainer:
             loss = loss + self.critic.loss(scores.hidden, batch.rows.token_ids, batch.critic, whole)
         self.optimizer.backward(loss)
         return terms.sums | {"loss": float(terms.loss.detach())}, logprobs.detach()
-
-    def _score(self, rows: Rows, group: Tensor, hot: Sequence[int] = ()) -> tuple[ScoredRows, dict[str, float]]:
-        """Score the rows by all models that the advantages need; also return metrics of their routes."""
-        metrics = dict[str, float]()
-        given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
-        scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
-        bounded = self.stored is not None and self.config.updates.target_kl is not None  # mu is any policy there
-        started = time.perf_counter()
-        if self.algorithm.recomputes_old or bounded:
-            names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
-            log = RouteLog(len(rows.token_ids)) if self.is_mixture else None
-            old, *squares = self._scores(self.actor.model, rows, group, *names, given=given, log=log)
-            scored = replace(scored, old_logprobs=old, sum_pi_squared=squares[0] if squares else None)
-            if log is not None:
-                scored, metrics = replace(scored, old_experts=log.own), log.metrics()
-        elif hot and self.config.algorithm.sampled_elsewhere().recomputes_old:
-            scored = replace(scored, old_logprobs=self._cooled(rows, group, hot, given))
-        if scored.old_logprobs is not rows.rollout_logprobs:
-            metrics["perf/old_s"] = time.perf_counter() - started
-        if self.critic is not None:
-            budget, precision = self.config.forward_tokens, self.config.precision
-            scored = replace(scored, values=self.critic.values(self.actor.model, rows, budget, precision, given))
-        return self._compare(scored, group) if self.algorithm.needs_reference_for_advantages else scored, metrics
-
-    def _cooled(self, rows: Rows, group: Tensor, hot: Sequence[int], given: Tensor | None) -> Tensor:
-        """Return the rollout's log-probabilities; of `hot` groups, these weights' at the step's temperature."""
-        some = torch.nonzero(torch.isin(group, torch.tensor(hot)))[:, 0]
-        if not len(some):
-            return rows.rollout_logprobs
-        places = rows.places(some)
-        routes = None if given is None else given[places]
-        (found,) = self._scores(self.actor.model, rows.select(some), group[some], "logprobs", given=routes)
-        return rows.rollout_logprobs.index_copy(0, places, found)
-
-    def _compare(self, scored: ScoredRows, group: Tensor) -> ScoredRows:
-        """Score rows under the reference."""
-        if self.reference is None:
-            raise ConfigError(f"{self.config.algorithm.name} compares with the start of the run: give a `reference`")
-        with without_adapters(self.reference):
-            (logprobs,) = self._scores(self.reference, scored.rows, group, "logprobs")
-        return replace(scored, reference_logprobs=logprobs)
-
-    def _scores(
-        self,
-        model: PreTrainedModel,
-        rows: Rows,
-        group: Tensor,
-        *names: str,
-        given: Tensor | None = None,
-        log: RouteLog | None = None,
-    ) -> list[Tensor]:
-        config = self.config
-        settings = (config.temperature_at(self.step), config.precision, config.forward_tokens)
-        return score_rows(model, rows, names, *settings, group, given=given, log=log)
-
-    def _routes(self, scored: ScoredRows) -> Tensor:
-        """Return the routes that an update takes."""
-        return replayed_routes(self.replay, scored.rows.routed_experts, scored.old_experts)
 
     def evaluate(
         self, tasks: Sequence[Task], params: SamplingParams, split: str, sampling: str = ""
