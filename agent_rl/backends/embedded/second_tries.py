@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agent_rl.core.episode import Episode, EpisodeGroup
 
-RARE = 1 / 8
+RARE = 0.1
 """The share of second tries up to which their successes are a skill. Measured, at a temperature of 2: 0.05 of belt's
 tries, whose sixteen turns nobody gets right by luck; 0.22 and 0.27 of lock's and compare's, where one of two answers
 is right, and which learn later if such successes are learned from. See benchmarks/unlike.py."""
