@@ -22,7 +22,8 @@ import agent_rl as ar
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import ConfigError, DefinitionError, InfrastructureError, ToolServerError
 from agent_rl.gym.tool_calls import call_tools
-from agent_rl.tools.mcp import McpEnv, McpServer, McpSession, _as_text, _parts_of
+from agent_rl.tools.mcp import McpEnv, McpServer, McpSession
+from agent_rl.tools.mcp_server import _as_text, _parts_of
 from tests.adapters.mcp_server import PICTURE, make_server
 
 SCRIPT = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
