@@ -34,8 +34,6 @@ STEPS: Mapping[str, int] = {"lock": 600, "hops": 300, "belt": 900, "compare": 15
 """The environments, and for how long each is trained."""
 TOO_HARD = {"watch"}
 """Which of them the defaults do not learn."""
-OWN: Mapping[str, Sequence[str]] = {"belt": ("rollout.retry_temperature=2",)}
-"""What one takes beside: belt's policies are too sure of what is wrong for 1.3, and too weak at first for 2."""
 COMMON = ("threads=1", "eval.n=256", "eval.every=50")
 BAR, EARLY, SMOOTH = 0.95, 20, 5
 
@@ -73,8 +71,7 @@ def learn(name: str, seed: int, overrides: Sequence[str] = ()) -> None:
     file = str(FILES / f"{name}.py")
     print(f"load {os.getloadavg()[0]:.1f}: {name}, seed {seed}", file=sys.stderr, flush=True)
     settings = ["--import", file, f"env=unlike/{name}-v0", f"steps={STEPS[name]}", *COMMON]
-    settings += [*OWN.get(name, ()), *overrides]
-    train(name, seed, settings, OUT)
+    train(name, seed, [*settings, *overrides], OUT)
 
 
 def floors(name: str, n: int = 400) -> Rate:

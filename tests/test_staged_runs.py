@@ -93,7 +93,7 @@ STAGES: dict[str, tuple[dict[str, Any], str]] = {
             "env_args": {"words": 4, "usual": 0.5, "named": True},
             "warm_start": {"demonstrations": 200, "copy_steps": 0, "clone_steps": 120, "batch": 16},
         },
-        r"repeat another of their task.*; hundreds of steps with algorithm=maxrl, rollout.temperature=1.3 \(and",
+        r"repeat another of their task.*; hundreds of steps with algorithm=maxrl, rollout.temperature=1.3 came",
     ),
     "clipped": (
         {

@@ -8,7 +8,7 @@ how much it differs from step to step says how much.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
@@ -46,17 +46,22 @@ calls that were written again as text."""
 FEW_DECIDE = 0.3
 """An effective sample size of the weights, as a share of the tokens, below which few tokens make the update."""
 PAST_SHORT_CUTS: Mapping[str, object] = MappingProxyType(
-    {"algorithm": "maxrl", "rollout.temperature": 1.3, "eval.temperature": 1, "optimizer.weight_decay": 0.1}
+    {
+        "algorithm": "maxrl",
+        "rollout.temperature": 1.3,
+        "rollout.retry_temperature": 2,
+        "eval.temperature": 1,
+        "optimizer.weight_decay": 0.1,
+    }
 )
-"""What got all runs of four environments past their short cuts; benchmarks/unlike.py measures it. Those of a fifth
-needed `rollout.retry_temperature`, too."""
+"""What got all runs of five environments past their short cuts; benchmarks/unlike.py measures it."""
 
 
-def patience(has: Mapping[str, object] = MappingProxyType({})) -> str:
-    """Return what comes past short cuts, but for the settings that a run has."""
-    lacks = [f"{name}={value}" for name, value in PAST_SHORT_CUTS.items() if has.get(name) != value]
-    more = "" if has.get("rollout.retry_temperature") else " (and rollout.retry_temperature=2)"
-    return f"hundreds of steps{' with ' if lacks else ''}{', '.join(lacks)}{more}"
+def patience(has: Mapping[str, object] = MappingProxyType({}), refused: Collection[str] = ()) -> str:
+    """Return what comes past short cuts, but for the settings that a run has, or can't have."""
+    wanted = {name: value for name, value in PAST_SHORT_CUTS.items() if name not in refused}
+    lacks = [f"{name}={value}" for name, value in wanted.items() if has.get(name) != value]
+    return f"hundreds of steps{' with ' if lacks else ''}{', '.join(lacks)}"
 
 
 PATIENT = patience()

@@ -24,13 +24,15 @@ MAX_TOKENS = 56
 """Of one reply of a model made here: what the built-in environments' demonstrations need. It is in the checkpoint."""
 
 
-FRESH: Mapping[str, object] = {
+PLAYER: Mapping[str, object] = {
     "rollout": {"temperature": 1.3},
     "eval": {"temperature": 1.0},
     "optimizer": {"weight_decay": 0.1},
 }
 """The defaults of runs in which a fresh model samples: it explores more than it is evaluated with, and weights that
 shrink free what is settled, right or wrong. A large vocabulary has too many wrong tokens for the temperature."""
+FRESH: Mapping[str, object] = filled_in({"rollout": {"retry_temperature": 2.0}}, PLAYER)
+"""The same, but for self-play: what it is sure of, and wrong, is tried hotter still."""
 DEVICES = r"^(auto|cpu|mps|cuda(:\d+)?)$"
 
 
@@ -121,7 +123,9 @@ class TrainConfig(RunConfig):
             return given
         if given.get("start_from") is not None:
             return {**given, "warm_start": pretrained_defaults(given.get("warm_start"))}
-        return given if given.get("episodes") is not None else filled_in(given, FRESH)
+        if given.get("episodes") is not None:
+            return given
+        return filled_in(given, PLAYER if given.get("self_play") else FRESH)
 
     @model_validator(mode="after")
     def _meaningful(self) -> TrainConfig:

@@ -211,8 +211,8 @@ def train(run: LiveRun, trainer: Trainer) -> None:
     run.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
     if recomputes := config.decided is not None:
         run.say(f"   {config.decided}")
-    has = {name: attrgetter(name)(config) for name in (*PAST_SHORT_CUTS, "rollout.retry_temperature")}
-    names = {PATIENT: patience(has | {"algorithm": config.algorithm.name})}
+    has = {name: attrgetter(name)(config) for name in PAST_SHORT_CUTS} | {"algorithm": config.algorithm.name}
+    names = {PATIENT: patience(has, refused=["rollout.retry_temperature"] if config.self_play else [])}
     samples, steps = config.rollout.samples, config.steps
     diagnosis = Diagnosis(config.algorithm, samples, run.env.cls, run.folder, run.say, steps=steps, names=names)
     while trainer.step < config.steps:

@@ -8,5 +8,5 @@ NAMES_ON_VERL = {
     "gradient_checkpointing": "verl.actor_rollout_ref.model.enable_gradient_checkpointing",
     "micro_batch_tokens": "verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
 }
-IN_WARNINGS = {PATIENT: patience({"rollout.retry_temperature": "verl has no such setting"}), **NAMES_ON_VERL}
+IN_WARNINGS = {PATIENT: patience(refused=["rollout.retry_temperature"]), **NAMES_ON_VERL}
 """What a warning says on verl in place of what it says of an embedded run."""
