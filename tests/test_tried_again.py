@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.algorithms import ScoredRows
 from agent_rl.backends.embedded import second_tries
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import restore, save_checkpoint
+from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
+from agent_rl.backends.embedded.scoring import score_rows
 from agent_rl.backends.embedded.second_tries import SecondTries
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.group_sampling import episodes_of
@@ -116,21 +117,22 @@ def test_step_trains_them_as_the_others(talker: Path, tmp_path: Path) -> None:
     assert len(step.episodes) > 32 and step.metrics["rollout/learned_then"] > 0 and step.metrics["perf/old_s"] > 0
     assert step.metrics["rollout/success"] == np.mean([e.success for e in step.episodes[:32]])
     assert step.metrics["train/ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert step.metrics["train/rollout_gap"] == pytest.approx(0.0, abs=1e-4)
 
 
-def scored(trainer: Trainer) -> ScoredRows:
-    trainer.train_step()
-    assert trainer.learned is not None
-    return trainer.learned.weighed.scored
-
-
-def test_old_is_computed_for_second_tries_only(talker: Path, tmp_path: Path) -> None:
-    recomputed = scored(trainer_of(talker, tmp_path, algorithm={"proximal": "recompute"}))
-    found = scored(trainer_of(talker, tmp_path))
-    torch.testing.assert_close(found.old_logprobs, recomputed.old_logprobs, atol=1e-4, rtol=0)
-    mu, group = found.rows.rollout_logprobs, found.rows.episode_of_token // 4
-    hot = torch.isin(group, group[found.old_logprobs != mu].unique())
-    assert hot.any() and not hot.all() and (found.old_logprobs - mu)[hot].abs().max() > 0.1
+def test_second_tries_are_scored_as_if_not_hotter(
+    talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(talker, tmp_path)
+    batch, _ = sampled(trainer, monkeypatch)
+    x = batch.experience(trainer.algorithm)
+    group = x.groups[x.rows.episode]
+    found, _ = trainer.scorer.score(x.rows, group, 0, batch.hot)
+    (logprobs,) = score_rows(trainer.actor.model, x.rows, ["logprobs"], 1.0, PrecisionConfig(), 512, group)
+    torch.testing.assert_close(found.rows.rollout_logprobs, logprobs, atol=1e-4, rtol=0)
+    assert found.old_logprobs is found.rows.rollout_logprobs
+    moved = (found.rows.rollout_logprobs - x.rows.rollout_logprobs).abs()
+    assert set(group[x.rows.episode_of_token[moved > 0]].tolist()) == set(batch.hot) and moved.max() > 0.1
 
 
 def test_self_play_refuses_to_try_again(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class EmbeddedRolloutConfig(RolloutConfig):
     """Of a second group of each task that no episode of the first one solved, where these are at most half of the
     batch: it takes the first one's place if one of it succeeds. So a policy that is sure of itself explores where it is
     wrong, and only there. Where over a tenth of such episodes succeed, that is luck (`second_tries`), and none is
-    learned from. Trained as if sampled at `temperature`, as `old` is computed at that. Null, none that is hotter, or
+    learned from. Trained as if sampled at `temperature`, by log-probabilities at that. Null, none that is hotter, or
     `shuffle_rewards` tries nothing again; 2 without `start_from`, `episodes` and `self_play`."""
     slots: int = Field(64, ge=1)
     """Episodes under way at a time."""

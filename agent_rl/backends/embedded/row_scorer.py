@@ -42,13 +42,14 @@ class RowScorer:
     ) -> tuple[ScoredRows, dict[str, float]]:
         """Score the rows by all models that the advantages need; also return metrics of their routes.
 
-        `hot` are the groups that were sampled at another temperature than the step's.
+        `hot` are the groups that were sampled at another temperature than the step's: their rows are as if at that.
         """
         metrics, config = dict[str, float](), self.config
         given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
-        scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
         bounded = config.episodes is not None and config.updates.target_kl is not None  # mu is any policy there
         started = time.perf_counter()
+        rows = self._cooled(rows, group, step, hot, given) if hot else rows
+        scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
         if self.algorithm.recomputes_old or bounded:
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
             log = RouteLog(len(rows.token_ids)) if routers(self.actor.model) else None
@@ -56,9 +57,7 @@ class RowScorer:
             scored = replace(scored, old_logprobs=old, sum_pi_squared=squares[0] if squares else None)
             if log is not None:
                 scored, metrics = replace(scored, old_experts=log.own), log.metrics()
-        elif hot and config.algorithm.sampled_elsewhere().recomputes_old:
-            scored = replace(scored, old_logprobs=self._cooled(rows, group, step, hot, given))
-        if scored.old_logprobs is not rows.rollout_logprobs:
+        if hot or scored.old_logprobs is not rows.rollout_logprobs:
             metrics["perf/old_s"] = time.perf_counter() - started
         if self.critic is not None:
             values = self.critic.values(self.actor.model, rows, config.forward_tokens, config.precision, given)
@@ -85,15 +84,15 @@ class RowScorer:
         """Return the routes that an update takes."""
         return replayed_routes(self.replay, scored.rows.routed_experts, scored.old_experts)
 
-    def _cooled(self, rows: Rows, group: Tensor, step: int, hot: Sequence[int], given: Tensor | None) -> Tensor:
-        """Return the rollout's log-probabilities; of `hot` groups, these weights' at the step's temperature."""
+    def _cooled(self, rows: Rows, group: Tensor, step: int, hot: Sequence[int], given: Tensor | None) -> Rows:
+        """Return the rows, with these weights' log-probabilities at the step's temperature as mu of `hot` groups."""
         some = torch.nonzero(torch.isin(group, torch.tensor(hot)))[:, 0]
         if not len(some):
-            return rows.rollout_logprobs
+            return rows
         places = rows.places(some)
         routes = None if given is None else given[places]
         (found,) = self._scores(self.actor.model, rows.select(some), group[some], step, "logprobs", given=routes)
-        return rows.rollout_logprobs.index_copy(0, places, found)
+        return replace(rows, rollout_logprobs=rows.rollout_logprobs.index_copy(0, places, found))
 
     def _scores(
         self,

@@ -180,6 +180,7 @@ class Trainer:
         if not len(x.rows):
             return metrics
         scored, found = self.scorer.score(x.rows, x.groups[x.rows.episode], self.step, hot)
+        x = replace(x, rows=scored.rows)
         metrics |= found | self.algorithm.diagnose(x, scored, self.step if self.stored is None else None)
         weighed, _, wanted = self.algorithm.compute_weights_in_place_order(x, scored)
         batch = weighed.select(torch.nonzero(wanted)[:, 0])
