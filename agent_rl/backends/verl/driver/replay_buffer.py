@@ -109,7 +109,7 @@ class EpisodeReplayBuffer:
         """Call the environment's `@group_reward` methods."""
 
         async def score() -> list[list[EpisodeGroup]]:
-            envs = (member_of(self._env, group.episodes[0].env) for group in groups)
+            envs = (member_of(self._env, group.env) for group in groups)
             return await asyncio.gather(*(score_groups([g], env) for g, env in zip(groups, envs, strict=True)))
 
         scored = [group for (group,) in asyncio.run(score())]
