@@ -112,12 +112,13 @@ def test_control_tries_nothing_again(talker: Path, tmp_path: Path, monkeypatch: 
     assert ran == [(32, 1.0)]
 
 
-def test_step_trains_them_as_the_others(talker: Path, tmp_path: Path) -> None:
-    step = trainer_of(talker, tmp_path).train_step()
+@pytest.mark.parametrize(("proximal", "gap"), [("rollout", "train/rollout_gap"), ("recompute", "mismatch/gap_mean")])
+def test_step_trains_them_as_the_others(talker: Path, tmp_path: Path, proximal: str, gap: str) -> None:
+    step = trainer_of(talker, tmp_path, algorithm={"proximal": proximal}).train_step()
     assert len(step.episodes) > 32 and step.metrics["rollout/learned_then"] > 0 and step.metrics["perf/old_s"] > 0
     assert step.metrics["rollout/success"] == np.mean([e.success for e in step.episodes[:32]])
     assert step.metrics["train/ratio"] == pytest.approx(1.0, abs=1e-5)
-    assert step.metrics["train/rollout_gap"] == pytest.approx(0.0, abs=1e-4)
+    assert step.metrics[gap] == pytest.approx(0.0, abs=1e-4)
 
 
 def test_second_tries_are_scored_as_if_not_hotter(

@@ -56,7 +56,7 @@ class StepBatch:
     state_values: Tensor | None = None
     """`Experience.state_values` of the batch, if the algorithm needs them."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of those values, and of criteria that evolve."""
+    """Of those values, of second tries, and of criteria that evolve."""
     tried_again: int = 0
     """How many of the groups, the last ones, are of tasks that were tried again."""
     seconds: float = 0.0
@@ -188,11 +188,11 @@ class RolloutSampler:
         Where they are most of the batch, none is.
         """
         config, groups, selected, tries = self.config, sampled.groups, sampled.sampling.selected, self.second_tries
-        unsolved = {place: groups[place] for place in selected if not _is_solved(groups[place])}
         params = self.params_of(step)
         hot = replace(params, temperature=config.rollout.retry_temperature or params.temperature)
         if hot.temperature <= params.temperature or config.shuffle_rewards:
             return sampled
+        unsolved = {place: groups[place] for place in selected if not _is_solved(groups[place])}
         if not 0 < 2 * len(unsolved) <= len(selected):
             return sampled
         chosen = tries.choose(unsolved)
