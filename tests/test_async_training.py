@@ -90,7 +90,11 @@ def test_one_step_off_takes_what_sampled_for_old(talker: Path, tmp_path: Path) -
     assert "perf/old_s" not in second  # no forward pass is spent on it
 
 
-@pytest.mark.parametrize("algorithm", [CORRECTED, REMAX, VINE, DYNAMIC], ids=["corrected", "remax", "vine", "dynamic"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [CORRECTED, *(pytest.param(other, marks=pytest.mark.sandbox) for other in (REMAX, VINE, DYNAMIC))],
+    ids=["corrected", "remax", "vine", "dynamic"],
+)
 def test_one_step_off_samples_with_the_previous_weights(
     algorithm: dict[str, object], talker: Path, tmp_path: Path
 ) -> None:
@@ -113,7 +117,7 @@ def test_one_step_off_samples_with_the_previous_weights(
 @pytest.mark.parametrize(
     ("k", "changes"),
     [
-        (1, {"algorithm": {}}),
+        pytest.param(1, {"algorithm": {}}, marks=pytest.mark.sandbox),
         (2, {"algorithm": CORRECTED, "updates": {"epochs": 2}}),
         pytest.param(1, {"algorithm": REMAX, "shuffle_rewards": True}, marks=pytest.mark.sandbox),
         pytest.param(2, {"algorithm": VINE}, marks=pytest.mark.sandbox),

@@ -58,6 +58,7 @@ def test_run_keeps_the_latest_of_its_best_weights(
     assert are_equal(weights(again), seen[2])
 
 
+@pytest.mark.sandbox
 def test_resumed_run_keeps_what_was_best_before(
     talker: Path, tmp_path: Path, monkeypatch, seen: dict[int, Weights]
 ) -> None:

@@ -116,6 +116,7 @@ def test_kl_without_a_reference_is_an_error() -> None:
         weigh(rewarded, x)
 
 
+@pytest.mark.sandbox
 def test_user_parts_train_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

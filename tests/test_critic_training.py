@@ -153,7 +153,8 @@ def test_old_values_precede_the_update(where: str, folder: Path, tmp_path: Path)
     assert trainer.update(x)["critic/vf_clipfrac"] > 0  # by the third update
 
 
-@pytest.mark.parametrize("where", [pytest.param("shared", marks=pytest.mark.sandbox), "separate"])
+@pytest.mark.sandbox
+@pytest.mark.parametrize("where", ["shared", "separate"])
 def test_critic_run_resumes_bit_for_bit(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = config(tmp_path, algorithm=settings(where), eval={"n": 4, "dev_n": 4, "every": 0})
     folder, killed = whole_and_killed(chosen, monkeypatch, dies_in="update")

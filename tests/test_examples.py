@@ -100,6 +100,7 @@ def test_shop_can_be_trained_on(tmp_path: Path) -> None:
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"] == [1]
 
 
+@pytest.mark.sandbox
 def test_own_objective_can_be_trained_with(tmp_path: Path) -> None:
     example("own_objective.py")
     own = {"advantage": "over-median", "objective": {"name": "soft-clip", "width": 0.1}, "aggregation": "token-mean"}

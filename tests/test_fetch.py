@@ -128,8 +128,8 @@ def test_fetch_says_what_is_wrong(url, path, said):
 
 @pytest.mark.parametrize("path", ["slow-body", "slow-head", "silent"])
 def test_fetch_stops_slow_pages(url, path):
-    message = fetch(local(url, seconds=1.5), f"{url}/{path}")
-    assert message.content == "error: TimeoutError: 127.0.0.1 took more than 1.5 s"
+    message = fetch(local(url, seconds=0.5), f"{url}/{path}")
+    assert message.content == "error: TimeoutError: 127.0.0.1 took more than 0.5 s"
 
 
 def test_fetch_cuts_huge_pages(url):

@@ -13,6 +13,7 @@ from agent_rl.view.progress import Progress
 from tests.runs import assert_same_run, config, killed_run
 
 
+@pytest.mark.sandbox
 def test_old_run_without_new_settings_resumes_exactly(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

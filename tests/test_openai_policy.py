@@ -114,8 +114,8 @@ def test_openai_policy_ends_at_length_and_full_context() -> None:
 
 
 def test_openai_policy_counts_a_cancelled_attempt() -> None:
-    episode, _ = played([HANG], Budget(reply_seconds=3))
-    assert episode.error is not None and "budget.reply_seconds=3" in episode.error.message
+    episode, _ = played([HANG], Budget(reply_seconds=1))
+    assert episode.error is not None and "budget.reply_seconds=1" in episode.error.message
     assert episode.usage == (Usage("m", errors=("cancelled",)),)
 
 

@@ -147,11 +147,8 @@ def test_shuffle_rewards_covers_continuations(trainer: Trainer) -> None:
     assert not torch.equal(plain[known], dealt[known])
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [pytest.param(VINE, marks=pytest.mark.sandbox), {"advantage": "step-grouped"}],
-    ids=["vineppo", "gigpo"],
-)
+@pytest.mark.sandbox
+@pytest.mark.parametrize("algorithm", [VINE, {"advantage": "step-grouped"}], ids=["vineppo", "gigpo"])
 def test_state_run_resumes_bit_for_bit(
     algorithm: dict[str, object], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

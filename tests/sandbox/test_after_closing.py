@@ -55,6 +55,7 @@ def orphans() -> int:
     return int(words[words.index("orphan") + 1])
 
 
+@pytest.mark.sandbox
 def test_closed_connections_end_soon_after_their_sandbox(sandboxes, backend: Backend, run):
     if not backend.has_sockets or backend.needs is not None:
         pytest.skip(f"{backend.name}: it has no sockets, or its connections are another machine's")

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs
 EXAMPLE = ROOT / "examples" / "own_sandbox.py"
 
 
+@pytest.mark.sandbox
 def test_example_keeps_the_contract(run):
     ar.load_file(EXAMPLE)
 
