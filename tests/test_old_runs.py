@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import resume_run
 from agent_rl.errors import CheckpointError
 from agent_rl.gym.registry import spec
+from agent_rl.runs.folder import read_config
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.runs import assert_same_run, config, killed_run
@@ -24,6 +26,13 @@ def test_old_run_without_new_settings_resumes_exactly(
     (killed / "config.yaml").write_text(yaml.safe_dump(old))
     resume_run(killed, Progress())
     assert_same_run(folder, killed)
+
+
+def test_old_run_gets_no_second_tries(folder: Path, tmp_path: Path) -> None:
+    old = yaml.safe_load((folder / "config.yaml").read_text())
+    assert read_config(folder, TrainConfig).rollout.retry_temperature == old["rollout"].pop("retry_temperature") == 2.0
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
+    assert read_config(tmp_path, TrainConfig).rollout.retry_temperature is None
 
 
 @pytest.mark.sandbox

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 
 from pydantic import BaseModel
 
-from agent_rl.config import check_config
+from agent_rl.config import check_config, filled_in
 from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, in_brief
 from agent_rl.gym.registry import load_once
 from agent_rl.store.shards import episode_file
@@ -68,6 +68,7 @@ def read_config(folder: Path, schema: type[M], name: str = CONFIG) -> M:
     values = dict(_read_yaml(file))
     if (epochs := values.pop("updates_per_batch", None)) is not None:  # what older versions had in the place of updates
         values["updates"] = {"epochs": epochs}
+    values = filled_in(values, getattr(schema, "BEFORE", {}))
     try:
         return check_config(schema, values)
     except ConfigError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -114,6 +114,9 @@ class TrainConfig(RunConfig):
     precision: PrecisionConfig = PrecisionConfig()
     rollout: EmbeddedRolloutConfig = EmbeddedRolloutConfig()
     eval: EmbeddedEvalConfig = EmbeddedEvalConfig()
+
+    BEFORE: ClassVar[Mapping[str, object]] = {"rollout": {"retry_temperature": None}}
+    """What runs of older versions had where their settings say nothing, and the default is another since."""
 
     @model_validator(mode="before")
     @classmethod
