@@ -93,7 +93,7 @@ def test_close_ends_a_running_call(sandboxes, run):
 
 
 def test_lifetime_ends_the_sandbox(sandboxes, run):
-    box = run(sandboxes.open(lifetime=1.0))
+    box = run(sandboxes.open(lifetime=2.0))
     with pytest.raises(SandboxError):
         run(box.exec(["sleep", "60"]))
     run(box.close())
