@@ -118,7 +118,7 @@ def reference(name: str) -> tuple[float, Tensor, dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@settings(deadline=None, max_examples=3)
+@settings(deadline=None, max_examples=5)
 @given(
     st.one_of(st.sampled_from([1, 100, 10**6]), st.integers(1, 300)),
     st.integers(0, 49),

@@ -110,7 +110,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 scores_in_some_order = st.permutations(SCORES)
 each_preset = pytest.mark.parametrize("name", PRESETS)
 each_advantage = pytest.mark.parametrize("name", [*PRESETS, *OTHERS])
-few = settings(deadline=None, max_examples=4)
+few = settings(deadline=None, max_examples=6)
 
 
 @each_advantage
