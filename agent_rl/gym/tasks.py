@@ -29,6 +29,8 @@ DRAWS, STRIDE = 200, 2**31 - 1
 """How often a task function is asked for a task that fits, and how far apart the indices are."""
 RL_START = 2**24
 """Where the tasks of reinforcement learning begin in a `TaskStream`: behind those of the demonstrations."""
+REFILL_START = 2**30
+"""Where those begin that refill a batch: a run that asks for few of them leaves none out of its own order."""
 EVALUATION_SEED = 2**31
 """The run seed of every evaluation's episodes: two evaluations of a task differ in the policy only."""
 _WHOLE_NUMBER = TypeAdapter(int)

@@ -33,7 +33,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError
 from agent_rl.gym.mixture import assign, member_of
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.tasks import RL_START
+from agent_rl.gym.tasks import REFILL_START, RL_START
 from agent_rl.judge.reward import evolving_judge
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rollout import Job, run_groups, run_jobs
@@ -165,13 +165,12 @@ class RolloutSampler:
         """Sample some of a step's groups."""
         config = self.config
         seats = seats_of(self.spec) if config.self_play else 1
-        most = int(config.rollout.groups * config.algorithm.refill.most)
-        first, n, most = first // seats, -(-n // seats), -(-most // seats)  # a task has a group for each seat
-        start = RL_START + step * most
+        first, n = first // seats, -(-n // seats)  # a task has a group for each seat
+        places = {group: self._place(step, group, seats) for group in range(first, first + n)}
         again = self.tasks.again
         jobs = [
             self.job(Origin("train", config.split, step, sample), self.tasks.at(place), group, again=again(place))
-            for group, place in enumerate(range(start + first, start + first + n), first)
+            for group, place in places.items()
             for sample in range(config.rollout.samples)
         ]
         if config.self_play:
@@ -181,6 +180,14 @@ class RolloutSampler:
             return groups
         order = rng(Stream.SHUFFLED_REWARDS, config.seed, step, first)
         return group_episodes(shuffled(episodes_of(groups), order))
+
+    def _place(self, step: int, number: int, seats: int) -> int:
+        """Return where in the stream of tasks a step's task of this number is."""
+        groups, most = self.config.rollout.groups, self.config.algorithm.refill.most
+        own, in_all = -(-groups // seats), -(-int(groups * most) // seats)
+        if number < own:
+            return RL_START + step * own + number
+        return REFILL_START + step * (in_all - own) + number - own
 
     def _try_again(self, step: int, sampled: StepBatch) -> StepBatch:
         """Sample unsolved tasks once more, hotter; a group that succeeds by more than luck takes the first one's place.
