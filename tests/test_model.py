@@ -40,6 +40,14 @@ def test_small_model_gets_no_copying_heads(shape: dict[str, int]) -> None:
     assert float(model.model.embed_tokens.weight.detach().std()) == pytest.approx(0.02, rel=0.2)  # transformers' own
 
 
+def test_copying_takes_one_head_of_a_layer() -> None:
+    config = ModelConfig()
+    for layer in make_model(config, 40, seed=0).model.layers[:2]:
+        first, *others = layer.self_attn.v_proj.weight.detach().split(config.head_dim)
+        assert len(others) == 3 and float(first.std()) > 0.05
+        assert [float(other.std()) for other in others] == pytest.approx([0.02] * 3, rel=0.1)  # transformers' own
+
+
 def test_model_learns_copying_within_25_steps() -> None:
     model = make_model(ModelConfig(), 200, seed=0)
     config = WarmStartConfig().optimizer

@@ -41,7 +41,7 @@ class WarmStartConfig(Section):
     """At most, where there are fewer episodes; 500 with `start_from`."""
     batch: int = Field(32, ge=1)
     """16 with `start_from`."""
-    copy_steps: int = Field(100, ge=0)
+    copy_steps: int = Field(150, ge=0)
     """At most; the gate usually ends the phase sooner. 0 with `start_from`: such a model can copy."""
     copy_gate: float = Field(0.1, gt=0)
     """The mean copy loss, in nats over five steps, at which cloning begins. It dips to 0.24 after 15 steps, before
