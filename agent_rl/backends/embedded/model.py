@@ -53,10 +53,9 @@ def induction_init(model: PreTrainedModel, *, carry: float = 0.3, copy: float = 
     the heads and directions in which a policy learns to choose what to copy.
 
     Let `u` be a direction that all embeddings share, `B` and `T` two sets of orthonormal directions, each as many as a
-    head is wide.
-    First layer: queries and keys see `u` only, so their match depends on distance alone, and the phases of the fastest
-    rotary frequencies are set to peak at distance 1; values carry `B` of the previous token into the free directions
-    `T`. Second layer: queries read `B` of the present token, keys read `T`, values copy `B`.
+    head is wide. First layer: queries and keys see `u` only, so their match depends on distance alone, and the phases
+    of the fastest rotary frequencies are set to peak at distance 1; values carry `B` of the previous token into the
+    free directions `T`. Second layer: queries read `B` of the present token, keys read `T`, values copy `B`.
 
     Args:
         model: a Qwen3 or Qwen3-MoE model of at least two layers with room for `B` and `T`; changed in place

@@ -182,7 +182,7 @@ class RolloutSampler:
         return group_episodes(shuffled(episodes_of(groups), order))
 
     def _place(self, step: int, number: int, seats: int) -> int:
-        """Return where in the stream of tasks a step's task of this number is."""
+        """Return where in the stream of tasks a step's task of this number is; the later ones refill."""
         groups, most = self.config.rollout.groups, self.config.algorithm.refill.most
         own, in_all = -(-groups // seats), -(-int(groups * most) // seats)
         if number < own:
