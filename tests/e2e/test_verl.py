@@ -25,11 +25,12 @@ from tests.metrics_page import COMMON, EMBEDDED, ON_VERL, undocumented
 TRAIN = "agent-rl train backend=verl start_from=MODEL"
 DOCTOR = "agent-rl doctor backend=verl"
 """The README's commands; the first is made to fit on two cores by `config=FILE`."""
+STEPS = 12
 RUN = {
     "env": "calculator-v0",
-    "steps": 20,
+    "steps": STEPS,
     "lr": 1e-3,
-    "checkpoint_every": 20,
+    "checkpoint_every": STEPS,
     "rollout": {"groups": 8, "samples": 8, "max_tokens": 56, "context": 128},
     "eval": {"n": 128, "every": 0},
 }
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.e2e
 def trained(
     verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """A run of twenty steps, by the README's command: its folder and its metrics."""
+    """A run by the README's command: its folder and its metrics."""
     folder = tmp_path_factory.mktemp("verl")
     here = {"hardware": "none", **{f"verl.{key}": value for key, value in SETTINGS.items()}}
     (folder / "cpu.yaml").write_text(yaml.safe_dump(RUN | here))
@@ -55,7 +56,7 @@ def trained(
     [
         ("agent-rl view runs/latest", "eval-00000-sampled-0000"),
         ("agent-rl view runs/latest --where 'step>=10' --sort errors --reverse", "1 to 20 of"),
-        ("agent-rl view runs/latest eval-00020-sampled-0000 --tokens", "compute"),
+        (f"agent-rl view runs/latest eval-{STEPS:05d}-sampled-0000 --tokens", "compute"),
     ],
 )
 def test_verl_run_opens_in_view(trained: tuple[Path, list[dict[str, Any]]], line: str, shown: str) -> None:
@@ -91,7 +92,7 @@ def test_verl_run_logs_documented_metrics_only(trained: tuple[Path, list[dict[st
 def test_verl_run_starts_each_step_on_policy(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     _, rows = trained
     steps = [row["data"] for row in rows if row["step"] > 0]
-    assert len(steps) == RUN["steps"]
+    assert len(steps) == STEPS
     for data in steps:  # mu sampled with the weights of the last sync; theta is them, before its first update
         assert data["actor/agent_rl/ratio"] == pytest.approx(1.0, abs=0.02)
         assert data["actor/agent_rl/rollout_gap"] < 0.01
@@ -102,11 +103,11 @@ def test_verl_run_stores_every_training_episode(trained: tuple[Path, list[dict[s
     folder, _ = trained
     episodes = list(read_episodes(folder))
     training = [e for e in episodes if e.origin.purpose == "train"]
-    assert len({e.id for e in episodes}) == len(episodes) and len(training) == 20 * 8 * 8
+    assert len({e.id for e in episodes}) == len(episodes) and len(training) == STEPS * 8 * 8
     versions = [int(e.trajectories[0].policy_versions.max()) for e in training if e.trajectories]
-    assert sorted(set(versions)) == list(range(20))
+    assert sorted(set(versions)) == list(range(STEPS))
     assert not [e.error for e in episodes if e.error]
-    assert {len({e.group_id for e in training if e.origin.step == s}) for s in range(1, 21)} == {8}
+    assert {len({e.group_id for e in training if e.origin.step == s}) for s in range(1, STEPS + 1)} == {8}
 
 
 def test_verl_run_stores_reported_evaluations(trained: tuple[Path, list[dict[str, Any]]]) -> None:
@@ -116,7 +117,7 @@ def test_verl_run_stores_reported_evaluations(trained: tuple[Path, list[dict[str
         if episode.origin.purpose == "eval":
             evaluated.setdefault(episode.group_id, []).append(episode)
     assert {tag: len(found) for tag, found in evaluated.items()} == {
-        f"eval-{step:05d}-sampled": 128 for step in (0, 20)
+        f"eval-{step:05d}-sampled": 128 for step in (0, STEPS)
     }
     for found, row in zip(evaluated.values(), (rows[0], rows[-1]), strict=True):
         (name,) = (k for k in row["data"] if k.endswith("eval/success/mean@1"))
@@ -136,7 +137,7 @@ def test_verl_checkpoint_loads_in_the_embedded_engine(trained: tuple[Path, list[
     from safetensors.torch import load_file
 
     folder, _ = trained
-    saved = folder / "checkpoints" / "global_step_20" / "actor" / "huggingface"
+    saved = folder / "checkpoints" / f"global_step_{STEPS}" / "actor" / "huggingface"
     old, new = load_file(warm / "model.safetensors"), load_file(saved / "model.safetensors")
     assert set(old) == set(new) and not torch.equal(old["model.norm.weight"], new["model.norm.weight"])
 
