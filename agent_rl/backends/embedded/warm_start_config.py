@@ -45,7 +45,7 @@ class WarmStartConfig(Section):
     """At most; the gate usually ends the phase sooner. 0 with `start_from`: such a model can copy."""
     copy_gate: float = Field(0.1, gt=0)
     """The mean copy loss, in nats over five steps, at which cloning begins. It dips to 0.24 after 15 steps, before
-    copying is learned, and falls to 0.1 within 79 to 98 steps."""
+    copying is learned, and falls to 0.1 within 63 to 132 steps."""
     copy_share: float = Field(0.1, ge=0, lt=1)
     """The part of a cloning batch that is still copying, beside one demonstration at least; 0 with `start_from`."""
     clone_steps: int = Field(600, ge=0)
