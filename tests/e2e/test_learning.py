@@ -1,4 +1,4 @@
-"""The promise of the README: the default run learns, to the bar, from the command line."""
+"""The promise of the README: a run learns, to the bar, from the command line."""
 
 import json
 import os
