@@ -49,6 +49,10 @@ def failed(where: str, message: str, **changes: Any) -> list[Episode]:
     return batch(outcome=Outcome.FAILED, stop_reason=StopReason.ERROR, error=error, **changes)
 
 
+JUDGE_AWAY = (Reward("correct", 1.0), Reward("judged", None, error="absent"))
+SOME_FAILED = [*failed("step", "no disk")[:1], *batch("1", rewards=JUDGE_AWAY)[:1], *batch(), *batch()]
+
+
 def diagnosed(
     folder: Path,
     episodes: list[Episode],
@@ -88,9 +92,12 @@ def stored(folder: Path) -> list[str]:
         (cut(StopReason.TURNS), NOTHING, {}, "8 of 8 episodes ran out of turns: raise budget.turns"),
         (cut(StopReason.TURNS, "0101"), LEARNS, {}, None),
         (cut(StopReason.SECONDS, "0101"), LEARNS, {}, "8 of 8 episodes ran out of the environment's time: raise budg"),
-        (failed("reset", "gone", steps=()), {}, {}, "no episode had a turn: 8 of 8 failed, most often with reset: OS"),
+        (failed("reset", "gone", steps=()), {}, {}, "no episode had a turn: 8 of 8 episodes failed and trained not"),
         (failed("step", "no disk"), {}, {}, "8 of 8 episodes failed and trained nothing, most often with step: OSErr"),
         (failed("step", "no disk")[:1], {}, {}, "1 of 1 episode failed and trained nothing, most often with step: OS"),
+        (SOME_FAILED, LEARNS, {}, "2 of 18 episodes failed and trained nothing, most often with step: OSErr"),
+        (SOME_FAILED[1:], LEARNS, {}, "1 of 17 episodes failed and trained nothing, most often with reward judged: ab"),
+        (SOME_FAILED[1:] + batch() * 4, LEARNS, {}, None),
         (batch("0101", group=1), NOTHING, {"samples": 1}, "rollout.samples=1 gave each task one episode, and the al"),
         (batch("0101", group=1), LEARNS, {"samples": 1}, None),
         (batch("0000", messages=TEXT), NOTHING, {"env": Dice}, "no reply held a tool call: read one with agent-rl vi"),
@@ -112,6 +119,17 @@ def test_run_without_progress_names_its_cause(
     said = diagnosed(tmp_path, episodes, metrics, steps=2 * STEPS, **settings)
     assert len(said) == (cause is not None)
     assert all(line.startswith(f"warning: {STEPS} steps in a row, {cause}") for line in said)
+
+
+def test_diagnosis_names_some_failures_last(tmp_path: Path) -> None:
+    said: list[str] = []
+    diagnosis = Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, said.append)
+    for metrics in [NOTHING] * STEPS + [LEARNS]:
+        diagnosis.episodes = SOME_FAILED
+        found = diagnosis.observe(metrics)
+    no_gradient, failures = said
+    assert "the gradient was 0" in no_gradient and "2 of 18 episodes failed" in failures
+    assert found == {"diagnosis/failures": 1.0}
 
 
 def test_gradient_of_regulariser_is_no_progress(tmp_path: Path) -> None:
@@ -182,7 +200,7 @@ class Tableless(Unrewarded):
 
 def test_training_ends_after_first_step_without_score(folder: Path, tmp_path: Path) -> None:
     settings = config(tmp_path, env="tableless-v0", start_from=str(folder / "checkpoint"))
-    said = "no episode had a turn: 12 of 12 failed, most often with reset: ValueError: no such table: orders; .* "
+    said = "no episode had a turn: 12 of 12 episodes failed .* with reset: ValueError: no such table: orders; .* "
     with pytest.raises(InfrastructureError, match=f"{said}once that is mended, continue with: .*resume"):
         start_run(settings, Progress())
 

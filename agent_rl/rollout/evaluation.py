@@ -85,7 +85,7 @@ class Evaluation(Displayed):
     reward: float
     """Mean over the scored episodes; NaN if none was."""
     failed: int
-    """Episodes that an infrastructure failure took."""
+    """Episodes that an error ended: of the environment, a reward, a sandbox, an engine."""
     turns: float
     tool_calls: float
     tool_errors: float

@@ -21,6 +21,10 @@ STEPS = 3
 JUDGE_COST, GROUP_REWARD = "judge cost", "group reward"
 """Causes that are named in their first step: what is spent stays spent, and a method that fails for every group is
 broken, not unlucky."""
+FAILURES = "failures"
+"""The cause that is named last, as a run can learn beside it: of some episodes' failures."""
+FEW = 0.05
+"""The share of a step's episodes above which their failures are worth a look: what is left is no fair sample."""
 MOST = 0.9
 """The share of a step's episodes that makes a cut the run's problem."""
 CUTS = {
@@ -75,20 +79,26 @@ class Diagnosis:
         """
         causes, last = dict(find_causes(self.episodes, metrics, *self._run)), self._steps[-STEPS + 1 :]
         self._cause = next(iter(causes.values()), "")
-        shared = [name for name in causes if len(last) == STEPS - 1 and all(_metric(name) in step for step in last)]
+        in_a_row = {
+            name: f"{STEPS} steps in a row, {text}"
+            for name, text in causes.items()
+            if len(last) == STEPS - 1 and all(_metric(name) in step for step in last)
+        }
+        beside = {name: in_a_row.pop(name) for name in (FAILURES,) if name in in_a_row}
         self._steps = [*self._steps, {**metrics, **dict.fromkeys(map(_metric, causes), 1.0)}][-MEMORY * self._window :]
-        named = [(name, f"{STEPS} steps in a row, {causes[name]}") for name in shared[:1]]
-        named = [(name, causes[name]) for name in (JUDGE_COST, GROUP_REWARD) if name in causes] or named
+        named = {name: causes[name] for name in (JUDGE_COST, GROUP_REWARD) if name in causes}
+        named = named or dict([*in_a_row.items()][:1])
         is_match = len({episode.seat for episode in self.episodes}) > 1  # one player's success is another's failure
         if not named and not is_match:
-            named = [*find_stalls(self._steps, self._window)][:1]
-        for name, text in named:
+            named = dict([*find_stalls(self._steps, self._window)][:1])
+        named = named or beside
+        for name, text in named.items():
             if name not in self._named:
                 self._named.add(name)
                 for ours, theirs in self._names.items():
                     text = text.replace(ours, theirs)
                 warn(self._folder, text, self._say)
-        return dict.fromkeys(map(_metric, [*causes, *(name for name, _ in named)]), 1.0)
+        return dict.fromkeys(map(_metric, [*causes, *named]), 1.0)
 
     def require_scores(self, hint: str) -> None:
         """Let the step that was observed end a run in which no episode has a score.
@@ -130,17 +140,30 @@ def find_causes(
         yield from _of_equal_rewards(alive, samples, env)
     if differ or not episodes:
         yield from _of_update(metrics.get("train/samples"), lr, None if algorithm.critic.warmup_steps else norm)
+    reasons = Counter(filter(None, map(_why_unscored, episodes)))
+    if FEW * len(episodes) < reasons.total() <= len(episodes) / 2:
+        yield FAILURES, _failed(reasons, len(episodes))
 
 
 def _of_failures(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
-    errors = Counter(f"{e.error.where}: {e.error.type}: {e.error.message}"[:300] for e in episodes if e.error)
-    failed, all_of = errors.total(), len(episodes)
-    reason = f"most often with {errors.most_common(1)[0][0]}" if errors else ""
-    read = "read one with agent-rl view FOLDER ID"
-    if failed and not any(e.turns for e in episodes):
-        yield "no turns", f"no episode had a turn: {failed} of {all_of} failed, {reason}; {read}"
-    elif 2 * failed > all_of:
-        yield "failed", f"{failed} of {plural(all_of, 'episode')} failed and trained nothing, {reason}; {read}"
+    reasons = Counter(_why_unscored(e) for e in episodes if e.error)
+    if reasons and not any(e.turns for e in episodes):
+        yield "no turns", f"no episode had a turn: {_failed(reasons, len(episodes))}"
+    elif 2 * reasons.total() > len(episodes):
+        yield "failed", _failed(reasons, len(episodes))
+
+
+def _why_unscored(episode: Episode) -> str:
+    """Return what an episode failed with, or the first of its rewards that counts; "" if nothing failed."""
+    if error := episode.error:
+        return f"{error.where}: {error.type}: {error.message}"[:300]
+    return next((f"reward {r.name}: {r.error}"[:300] for r in episode.rewards if r.error and r.weight), "")
+
+
+def _failed(reasons: Counter[str], n: int) -> str:
+    ((reason, _),) = reasons.most_common(1)
+    what = f"{reasons.total()} of {plural(n, 'episode')} failed and trained nothing"
+    return f"{what}, most often with {reason}; read one with agent-rl view FOLDER ID"
 
 
 def _of_scores(episodes: Sequence[Episode], env: type[Env]) -> Iterator[tuple[str, str]]:

@@ -191,11 +191,15 @@ def evaluate(run: LiveRun, trainer: Trainer, when: str) -> None:
         run.write(episodes)
         run.metrics.write("eval", trainer.step, result.row(split, name))
         label = f"{name} (temperature {temperature:g})" if temperature else name
-        run.progress.say(f"  {label:34s} {result.success}")
+        run.progress.say(f"  {label:34s} {_shown(result)}")
         for env, found in result.of_env.items():
-            run.progress.say(f"    {escape(env):32s} {found.success}")
+            run.progress.say(f"    {escape(env):32s} {_shown(found)}")
         if name == "sampled" and trainer.step and split == run.dev_split:
             _keep_if_best(run, trainer, summarise(episodes[: len(run.dev_tasks)]))  # the first, as in training
+
+
+def _shown(found: Evaluation) -> str:
+    return f"{found.success}, {found.failed} failed" if found.failed else str(found.success)
 
 
 def train(run: LiveRun, trainer: Trainer) -> None:
