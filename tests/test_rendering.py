@@ -71,12 +71,27 @@ def test_tokenizer_is_deterministic_and_has_small_numbers() -> None:
     assert len(tokenizer()) <= 576
 
 
-@pytest.mark.parametrize("corpus", [[], ["the " * 5000], ["12345 " * 5000]])
+@pytest.mark.parametrize(
+    "corpus",
+    [
+        [],
+        ["the " * 5000],
+        ["12345 " * 5000],
+        ["".join(map(chr, range(0x4E00, 0x9000)))] * 2,  # of one first byte in many letters, not of one pair of letters
+        ["half \ud800 a pair"],
+    ],
+)
 def test_tokenizer_keeps_the_numbers_for_any_corpus(corpus: list[str]) -> None:
     small = train_tokenizer(corpus, vocab_size=432)
     assert len(small) <= 432
     assert [n for n in range(100) if len(small.encode(str(n))) != 1] == []
     assert len(small.encode("assistant")) == 1
+
+
+def test_tokenizer_of_very_long_texts_is_made_in_seconds() -> None:
+    started = time.process_time()
+    assert len(train_tokenizer(["x" * 65536, "=" * 65536, "sixty-four"] * 50).encode("x" * 64)) == 1
+    assert time.process_time() - started < 30  # it took many minutes
 
 
 def test_tokenizer_refuses_a_vocabulary_without_room() -> None:

@@ -11,14 +11,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from agent_rl.errors import ConfigError
+from agent_rl.rendering.chat_format import as_unicode
 from agent_rl.rendering.hermes import CLOSE, OPEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-PIECES = r"\d{1,3}|[A-Za-z]+| |[^\sA-Za-z\d]+|\s"
-"""Where the text is cut before BPE: no token spans a number and a word, or a newline and anything else."""
+PIECES = r"\d{1,3}|[A-Za-z]{1,64}| |[^\sA-Za-z\d]{1,64}|\s"
+"""Where the text is cut before BPE: no token spans a number and a word, or a newline and anything else. To merge a
+piece takes time by the square of its length."""
 
 _BASICS = (
     *(str(number) for number in range(100)),
@@ -27,12 +29,15 @@ _BASICS = (
 )
 _SMALLEST = 432
 """256 bytes, the special tokens, and room for every merge of `_BASICS`."""
+_LONGEST, _HEAVIEST = 2**14, 50_000
+"""Characters of a text that are learned from, and repeats of the basics, of 400 characters each, that win over all."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTokenizerFast:
     """Train a tokenizer in which any text round-trips, and 0 to 99 and the role names are one token each.
 
-    The same texts give the same tokenizer. `save_pretrained` writes what `AutoTokenizer` loads back, chat template
+    The same texts give the same tokenizer. Of long texts it learns from the beginning, of very many from every second
+    one, fourth one and so on. `save_pretrained` writes what `AutoTokenizer` loads back, chat template
     included: the format of `ChatMLRenderer`.
 
     Args:
@@ -47,7 +52,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
 
     if vocab_size < _SMALLEST:
         raise ConfigError(f"vocab_size={vocab_size} can't hold all bytes, numbers and roles: take {_SMALLEST} or more")
-    tokenizer = Tokenizer.from_str(_trained(tuple(texts), vocab_size))
+    corpus = tuple(as_unicode(text[:_LONGEST]) for text in texts)
+    while len(corpus) > 1 and _winning_weight(corpus) > _HEAVIEST:
+        corpus = corpus[::2]
+    tokenizer = Tokenizer.from_str(_trained(corpus, vocab_size))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=IM_END,
@@ -86,8 +94,8 @@ def _trained(corpus: tuple[str, ...], vocab_size: int) -> str:
 
 def _winning_weight(corpus: Sequence[str]) -> int:
     """How often the basics must be repeated to be merged before anything in the corpus."""
-    pairs: Counter[tuple[str, str]] = Counter()
+    pairs: Counter[tuple[int, int]] = Counter()
     for piece, count in Counter(piece for text in corpus for piece in re.findall(PIECES, text)).items():
-        for pair in pairwise(piece):
+        for pair in pairwise(piece.encode()):
             pairs[pair] += count
     return 1 + max(pairs.values(), default=0)
