@@ -88,6 +88,19 @@ def test_warm_start_ignores_tokens_of_weight_zero() -> None:
     assert (found[0] - found[1]).abs().max() < 1e-4
 
 
+def test_warm_start_lowers_the_weight_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, weights = train_tokenizer(["some words"], 432), list[float]()
+
+    def row(trajectory: Trajectory, env_weight: float) -> tuple[list[int], list[float]]:
+        weights.append(env_weight)
+        return _row(trajectory, env_weight)
+
+    monkeypatch.setattr(f"{_row.__module__}._row", row)
+    own = WarmStartConfig(copy_steps=0, copy_share=0, clone_steps=4, batch=1)
+    warm_start(make_model(TINY, len(tokenizer), 0), short_trajectories(), own, tokenizer=tokenizer, seed=0)
+    assert weights == pytest.approx([0.2, 0.15, 0.1, 0.05])
+
+
 def test_schedule_rises_and_falls() -> None:
     config = OptimizerConfig(warmup_steps=4, decay_from=0.5, final=0.1)
     factors = [schedule(config, step, 20) for step in range(20)]

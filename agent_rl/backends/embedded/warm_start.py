@@ -198,15 +198,14 @@ def warm_start(
         raise ConfigError("there are no demonstrations to clone")
     _log.info("warm start on %d demonstrations", len(demonstrations))
     random = rng(Stream.WARM_START, seed)
-    rows = [_row(trajectory, config.env_weight) for trajectory in demonstrations]
     blanks = [i for text in (" ", "\n") for i in tokenizer.encode(text, add_special_tokens=False)]
     separators = sorted({*tokenizer.get_added_vocab().values(), *blanks})
-    alphabet = sorted({i for ids, _ in rows for i in ids} - set(separators))
+    alphabet = sorted({i for trajectory in demonstrations for i in trajectory.token_ids.tolist()} - set(separators))
     optimizer = Optimizer(model, config.optimizer, scale_loss=precision.autocast == "float16")
     model.eval()  # without dropout, as in training, so that steps are the same again
 
     if checkpoint is not None:
-        checkpoint.restore(model, optimizer, [len(rows), sum(len(ids) for ids, _ in rows)])
+        checkpoint.restore(model, optimizer, [len(demonstrations), sum(len(t.token_ids) for t in demonstrations)])
     taken = iter(checkpoint.losses.copy() if checkpoint else ())
 
     def learn(phase: str, step: int, of: int, batch: _Rows, scale: float) -> float:
@@ -228,9 +227,11 @@ def warm_start(
         if len(recent) == recent.maxlen and float(np.mean(recent)) < config.copy_gate:
             break
     copies = min(round(config.batch * config.copy_share), config.batch - 1)
-    order = _epochs(rows, config.batch - copies, random)
+    order = _epochs(demonstrations, config.batch - copies, random)
     for step in range(config.clone_steps):
-        batch = next(order) + _copies(copies, alphabet, separators, random)
+        env_weight = config.env_weight * (1 - step / config.clone_steps)
+        cloned = [_row(trajectory, env_weight) for trajectory in next(order)]
+        batch = cloned + _copies(copies, alphabet, separators, random)
         scale = schedule(config.optimizer, step + config.optimizer.warmup_steps, config.clone_steps)
         learn("cloning", step, config.clone_steps, batch, scale)
 
@@ -279,16 +280,16 @@ def _parts(batch: _Rows, token_budget: int) -> Iterator[_Rows]:
         yield from (half[start : start + count] for start in range(0, len(half), count))
 
 
-def _epochs(rows: _Rows, batch: int, rng: np.random.Generator) -> Iterator[_Rows]:
+def _epochs(demonstrations: Sequence[Trajectory], batch: int, rng: np.random.Generator) -> Iterator[list[Trajectory]]:
     """Yield batches without end, in another order each epoch; what doesn't fill a batch is left out of the epoch.
 
     Their composition is random, not by length: Muon takes a step of full size whatever the gradient's size, and a
     batch of nothing but short guesses would spend it on noise.
     """
     while True:
-        order = rng.permutation(len(rows))
-        for start in range(0, max(1, len(rows) - batch + 1), batch):
-            yield [rows[i] for i in order[start : start + batch]]
+        order = rng.permutation(len(demonstrations))
+        for start in range(0, max(1, len(demonstrations) - batch + 1), batch):
+            yield [demonstrations[i] for i in order[start : start + batch]]
 
 
 def _copies(

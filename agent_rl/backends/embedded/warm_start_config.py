@@ -51,7 +51,8 @@ class WarmStartConfig(Section):
     clone_steps: int = Field(600, ge=0)
     """With `start_from` 0, no warm start, or 100 if `episodes` are given."""
     env_weight: float = Field(0.2, ge=0, le=1)
-    """The weight of the tokens that the demonstrator did not write; 0 with `start_from`."""
+    """The weight of the tokens that the demonstrator did not write, at first: it falls to 0 over the cloning, linearly.
+    They teach what follows from what, and then are noise beside the replies. 0 with `start_from`."""
     balance: float = Field(0.02, ge=0)
     """The weight of the load-balancing loss of a mixture of experts, see `routing.balance_loss`; a dense model has
     none. With 0 the busiest of 8 experts got 2.8 times its share after 200 steps of cloning, with 0.02 1.2 times."""
