@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agent_rl as ar
-from agent_rl.envs.adapters import swe
+from agent_rl.envs.adapters import printed_tests
 from agent_rl.envs.adapters.patches import apply_patch, patched, read_patch
-from agent_rl.envs.adapters.swe import MAX_LINE, MAX_OUTPUT, all_pass, files_of, hashes, pieces_of
+from agent_rl.envs.adapters.printed_tests import MAX_LINE, all_pass, pieces_of
+from agent_rl.envs.adapters.swe import MAX_OUTPUT, files_of, hashes
 from agent_rl.envs.quiz import one_call
 from agent_rl.policy import Scripted
 from agent_rl.sandboxes.base import Limits
@@ -206,7 +207,7 @@ def test_swe_takes_names_that_end_at_a_space() -> None:
 @given(st.text(alphabet="a\n", max_size=40), st.integers(1, 9))
 def test_swe_pieces_of_a_text_have_its_lines(text: str, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(swe, "MAX_LINE", most)
+        patch.setattr(printed_tests, "MAX_LINE", most)
         pieces = list(pieces_of(text))
     assert max(map(len, pieces), default=0) <= most
     lines = [line for piece in pieces for line in piece.split("\n")]
