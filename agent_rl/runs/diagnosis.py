@@ -73,7 +73,9 @@ class Diagnosis:
         self._lost, self._patience = 0, 1  # what never had a score is broken; what had one may get over an outage
 
     def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Read a step's metrics and `episodes`; warn once of the first cause that the last steps share, or of a stall.
+        """Read a step's metrics and `episodes`; warn once of the first cause that the last steps share.
+
+        If there is none it is a stall, or else the failures of some episodes.
 
         Returns `diagnosis/CAUSE` = 1 for each cause of this step, and for the stall, to be stored with its metrics.
         """
