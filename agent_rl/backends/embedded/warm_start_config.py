@@ -48,7 +48,7 @@ class WarmStartConfig(Section):
     copying is learned, and falls to 0.1 within 63 to 132 steps."""
     copy_share: float = Field(0.1, ge=0, lt=1)
     """The part of a cloning batch that is still copying, beside one demonstration at least; 0 with `start_from`."""
-    clone_steps: int = Field(600, ge=0)
+    clone_steps: int = Field(1000, ge=0)
     """With `start_from` 0, no warm start, or 100 if `episodes` are given."""
     env_weight: float = Field(0.2, ge=0, le=1)
     """The weight of the tokens that the demonstrator did not write, at first: it falls to 0 over the cloning, linearly.
