@@ -194,7 +194,10 @@ def test_interrupt_ends_a_reply_only(types: Types, talker: Path, tmp_path: Path)
                 time.sleep(0.1)
 
         self.on_tokens = interrupt
-        return real(self, seed)
+        session = real(self, seed)
+        endless = session.sample
+        session.sample = lambda ids, params, stop_ids: endless(ids, params, frozenset())  # none ends by itself before
+        return session
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(StreamingEngine, "open", interrupted)
