@@ -49,6 +49,7 @@ def failed(where: str, message: str, **changes: Any) -> list[Episode]:
     return batch(outcome=Outcome.FAILED, stop_reason=StopReason.ERROR, error=error, **changes)
 
 
+NO_TURN = "no episode had a turn: {0} of {0} episodes failed and trained nothing, most often with reset: "
 JUDGE_AWAY = (Reward("correct", 1.0), Reward("judged", None, error="absent"))
 SOME_FAILED = [*failed("step", "no disk")[:1], *batch("1", rewards=JUDGE_AWAY)[:1], *batch(), *batch()]
 
@@ -92,7 +93,7 @@ def stored(folder: Path) -> list[str]:
         (cut(StopReason.TURNS), NOTHING, {}, "8 of 8 episodes ran out of turns: raise budget.turns"),
         (cut(StopReason.TURNS, "0101"), LEARNS, {}, None),
         (cut(StopReason.SECONDS, "0101"), LEARNS, {}, "8 of 8 episodes ran out of the environment's time: raise budg"),
-        (failed("reset", "gone", steps=()), {}, {}, "no episode had a turn: 8 of 8 episodes failed and trained not"),
+        (failed("reset", "gone", steps=()), {}, {}, f"{NO_TURN.format(8)}OS"),
         (failed("step", "no disk"), {}, {}, "8 of 8 episodes failed and trained nothing, most often with step: OSErr"),
         (failed("step", "no disk")[:1], {}, {}, "1 of 1 episode failed and trained nothing, most often with step: OS"),
         (SOME_FAILED, LEARNS, {}, "2 of 18 episodes failed and trained nothing, most often with step: OSErr"),
@@ -200,7 +201,7 @@ class Tableless(Unrewarded):
 
 def test_training_ends_after_first_step_without_score(folder: Path, tmp_path: Path) -> None:
     settings = config(tmp_path, env="tableless-v0", start_from=str(folder / "checkpoint"))
-    said = "no episode had a turn: 12 of 12 episodes failed .* with reset: ValueError: no such table: orders; .* "
+    said = f"{NO_TURN.format(12)}ValueError: no such table: orders; .* "
     with pytest.raises(InfrastructureError, match=f"{said}once that is mended, continue with: .*resume"):
         start_run(settings, Progress())
 

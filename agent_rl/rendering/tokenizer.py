@@ -52,10 +52,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
 
     if vocab_size < _SMALLEST:
         raise ConfigError(f"vocab_size={vocab_size} can't hold all bytes, numbers and roles: take {_SMALLEST} or more")
-    corpus = tuple(as_unicode(text[:_LONGEST]) for text in texts)
-    while len(corpus) > 1 and _winning_weight(corpus) > _HEAVIEST:
-        corpus = corpus[::2]
-    tokenizer = Tokenizer.from_str(_trained(corpus, vocab_size))
+    tokenizer = Tokenizer.from_str(_trained(tuple(as_unicode(text[:_LONGEST]) for text in texts), vocab_size))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=IM_END,
@@ -72,6 +69,8 @@ def _trained(corpus: tuple[str, ...], vocab_size: int) -> str:
     """Return the tokenizer in JSON; it takes a second, which the next run of this process on the same texts saves."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    while (weight := _winning_weight(corpus)) > _HEAVIEST and len(corpus) > 1:
+        corpus = corpus[::2]
     tags = [AddedToken(tag, special=False, normalized=False) for tag in (OPEN, CLOSE)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -87,7 +86,7 @@ def _trained(corpus: tuple[str, ...], vocab_size: int) -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([*corpus, *[" ".join(_BASICS)] * _winning_weight(corpus)], trainer)
+    tokenizer.train_from_iterator([*corpus, *[" ".join(_BASICS)] * weight], trainer)
     tokenizer.add_tokens(tags)  # not "special": decoding without special tokens must still show the calls
     return str(tokenizer.to_str())
 

@@ -86,14 +86,12 @@ class Diagnosis:
             for name, text in causes.items()
             if len(last) == STEPS - 1 and all(_metric(name) in step for step in last)
         }
-        beside = {name: in_a_row.pop(name) for name in (FAILURES,) if name in in_a_row}
         self._steps = [*self._steps, {**metrics, **dict.fromkeys(map(_metric, causes), 1.0)}][-MEMORY * self._window :]
         named = {name: causes[name] for name in (JUDGE_COST, GROUP_REWARD) if name in causes}
         named = named or dict([*in_a_row.items()][:1])
         is_match = len({episode.seat for episode in self.episodes}) > 1  # one player's success is another's failure
-        if not named and not is_match:
-            named = dict([*find_stalls(self._steps, self._window)][:1])
-        named = named or beside
+        if named.keys() <= {FAILURES} and not is_match:
+            named = dict([*find_stalls(self._steps, self._window)][:1]) or named
         for name, text in named.items():
             if name not in self._named:
                 self._named.add(name)

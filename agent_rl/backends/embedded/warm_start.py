@@ -205,7 +205,7 @@ def warm_start(
     model.eval()  # without dropout, as in training, so that steps are the same again
 
     if checkpoint is not None:
-        checkpoint.restore(model, optimizer, [len(demonstrations), sum(len(t.token_ids) for t in demonstrations)])
+        checkpoint.restore(model, optimizer, [len(demonstrations), sum(map(len, demonstrations))])
     taken = iter(checkpoint.losses.copy() if checkpoint else ())
 
     def learn(phase: str, step: int, of: int, batch: _Rows, scale: float) -> float:
