@@ -19,7 +19,7 @@ from agent_rl.core.messages import ToolErrorKind
 from agent_rl.core.usage import Usage
 from agent_rl.gym.budget import Budget
 from agent_rl.pacing import Pace
-from agent_rl.policy import openai_client
+from agent_rl.policy import openai_client, openai_endpoint, openai_tally
 from agent_rl.policy.openai_failures import retry_after
 from agent_rl.rollout.usage import usage_totals
 from agent_rl.store.codec import dump_line, load_line
@@ -226,9 +226,9 @@ def test_chat_client_spreads_requests_over_pools(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> tuple[int, int]:
         settings = ar.OpenAIPolicy("m", base_url=server.url, timeout=60, retries=0, concurrency=9)
-        connected = openai_client.connect("m", settings, "policy")
+        connected = openai_endpoint.connect("m", settings, "policy")
         for number in (2, 5, 5):
-            tallies = [openai_client.Tally("m") for _ in range(number)]
+            tallies = [openai_tally.Tally("m") for _ in range(number)]
             await asyncio.gather(*(connected.ask({"messages": []}, 1, tally) for tally in tallies))
             assert [tally.errors for tally in tallies] == [[]] * number
         await connected.close()

@@ -15,8 +15,10 @@ from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.log import CallLog, call_key
 from agent_rl.judge.reply import Answer
-from agent_rl.policy.openai_client import CHARACTERS, ChatClient, Tally, connect
+from agent_rl.policy.openai_client import CHARACTERS, ChatClient
+from agent_rl.policy.openai_endpoint import connect
 from agent_rl.policy.openai_failures import ContextOverflowError, RefusedError
+from agent_rl.policy.openai_tally import Tally
 from agent_rl.policy.openai_thread import ClientThread
 from agent_rl.rollout.usage import load_prices, price_of
 

@@ -21,7 +21,8 @@ from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.model import ModelJudge
 from agent_rl.judge.offline import Plan
 from agent_rl.judge.reply import Answer
-from agent_rl.policy.openai_client import ChatClient, connect
+from agent_rl.policy.openai_client import ChatClient
+from agent_rl.policy.openai_endpoint import connect
 from agent_rl.rollout.usage import load_prices, price_of
 from agent_rl.store.episodes import episode_at
 from agent_rl.store.lines import read_lines

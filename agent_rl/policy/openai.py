@@ -18,8 +18,10 @@ from agent_rl.errors import PolicyError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import FullContextError, Prefix, Reply
 from agent_rl.policy.by_name import register_policy
-from agent_rl.policy.openai_client import CHARACTERS, Tally, connect
+from agent_rl.policy.openai_client import CHARACTERS
+from agent_rl.policy.openai_endpoint import connect
 from agent_rl.policy.openai_failures import ContextOverflowError
+from agent_rl.policy.openai_tally import Tally
 from agent_rl.policy.openai_thread import ClientThread
 from agent_rl.policy.openai_wire import ChatAnswer, read_message, request_message, request_messages
 from agent_rl.rendering.chat_format import tool_dicts

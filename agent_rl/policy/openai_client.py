@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from agent_rl.core.display import plural
 from agent_rl.core.messages import JSON
-from agent_rl.core.usage import Usage
 from agent_rl.errors import ConfigError, PolicyError, did_you_mean
 from agent_rl.pacing import Pace
 from agent_rl.policy.openai_failures import (
@@ -30,6 +27,7 @@ from agent_rl.policy.openai_failures import (
     reason,
     retry_after,
 )
+from agent_rl.policy.openai_tally import Tally
 from agent_rl.policy.openai_wire import ChatAnswer, ModelList
 from agent_rl.seeds import Stream, rng
 
@@ -54,48 +52,6 @@ OWN = "api.openai.com"
 """OpenAI's address: its models take `max_completion_tokens`, other servers `max_tokens`."""
 without_requests: ContextVar[bool] = ContextVar("without_requests", default=False)
 """Whether a request fails before it is made: floors, played unasked, must cost nothing."""
-
-
-@dataclass
-class Tally:
-    """The growing usage of one reply; it is there, too, if the reply fails or is cancelled."""
-
-    model: str
-    seed: int = 0
-    """Of the pauses between attempts."""
-    answers: list[ChatAnswer] = field(default_factory=list)
-    uncounted: list[int] = field(default_factory=list)
-    """Characters of each answer whose tokens the server did not say, nor that it failed: it may have charged them.
-
-    Of one that did not come in time, those of a usual one."""
-    finish_reason: str = ""
-    errors: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    waited: float = 0.0
-
-    def usage(self) -> Usage:
-        """Return what all attempts used so far, as far as their answers say it."""
-        counts = [a.usage for a in self.answers if a.usage and a.usage.prompt_tokens is not None]
-        return Usage(
-            self.model,
-            sum(c.prompt_tokens or 0 for c in counts) if counts else None,
-            sum(c.completion_tokens or 0 for c in counts) if counts else None,
-            sum(c.cached for c in counts),
-            sum(c.reasoning for c in counts),
-            self.finish_reason,
-            tuple(self.errors),
-            round(self.seconds, 4),
-            round(self.waited, 4),
-        )
-
-    async def wait(self, seconds: float) -> None:
-        """Wait, and count it."""
-        if seconds > 0:
-            started = time.monotonic()
-            try:
-                await asyncio.sleep(seconds)
-            finally:
-                self.waited += time.monotonic() - started
 
 
 @dataclass
@@ -315,74 +271,3 @@ class ChatClient:
     def _refused_key(self, error: openai.APIStatusError) -> str:
         said = reason(error, self.api.api_key)
         return f"{self.address} refuses the key of {self.key_name} (status {error.status_code}): {said}"
-
-
-class ServerSettings(Protocol):
-    """How a server is reached, and what it is asked at most: an `OpenAIPolicy`, or the section `judge`."""
-
-    @property
-    def base_url(self) -> str | None:
-        """The server's address; None for OPENAI_BASE_URL, otherwise OpenAI's own."""
-
-    @property
-    def api_key_env(self) -> str:
-        """The environment variable that holds the key; a server at another address may need none."""
-
-    @property
-    def timeout(self) -> float:
-        """Seconds of one attempt."""
-
-    @property
-    def retries(self) -> int:
-        """Attempts after the first, of one reply."""
-
-    @property
-    def concurrency(self) -> int:
-        """Requests under way at most."""
-
-    @property
-    def requests_per_minute(self) -> float | None:
-        """At most; None for no limit."""
-
-    @property
-    def tokens_per_minute(self) -> float | None:
-        """Of prompts and replies, at most."""
-
-
-def connect(model: str, settings: ServerSettings, section: str, *, needs_key: bool = True) -> ChatClient:
-    """Return a client; it connects with its first request.
-
-    Args:
-        model: as the server lists it.
-        settings: the server's.
-        section: theirs, as errors name them.
-        needs_key: whether it is to be asked anything.
-
-    Raises:
-        ConfigError: if the package, the key or the address is missing or wrong.
-    """
-    try:
-        import openai
-    except ImportError as error:
-        raise ConfigError(f"{section}.model={model} needs the package openai: pip install -e '.[openai]'") from error
-    key_name = settings.api_key_env
-    address = settings.base_url or os.environ.get("OPENAI_BASE_URL")
-    if address is not None and not address.startswith(("http://", "https://")):
-        raise ConfigError(f"{section}.base_url={address} has no scheme: write http://{address}")
-    if "@" in urlsplit(address or "").netloc:
-        raise ConfigError(f"{section}.base_url holds a password, and is stored: let {section}.api_key_env name the key")
-    key = os.environ.get(key_name)
-    if needs_key and not key and (address is None or key_name != "OPENAI_API_KEY"):
-        raise ConfigError(
-            f"{section}.model={model} needs a key: set {key_name}, or name another variable: {section}.api_key_env=NAME"
-        )
-    api = openai.AsyncOpenAI(
-        api_key=key or "none",
-        base_url=address,
-        max_retries=0,
-        timeout=openai.Timeout(settings.timeout, connect=CONNECT),
-    )
-    rates = (settings.requests_per_minute, settings.tokens_per_minute)
-    requests, tokens = (Pace(rate / 60 if rate else None) for rate in rates)
-    room = asyncio.Semaphore(settings.concurrency)
-    return ChatClient(api, model, key_name, settings.timeout, settings.retries, requests, tokens, room, section=section)
