@@ -79,9 +79,9 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 
 
 class Section(BaseModel):
-    """A part of a config: it can't be changed, and an unknown key is an error."""
+    """A part of a config: it can't be changed; an unknown key, and a number that is not finite, are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
 
 def filled_in(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, object]:

@@ -1,9 +1,12 @@
 """agent_rl.algorithms.components: registration, inputs and outputs, and a user's own parts in a run."""
 
+import math
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 import agent_rl as ar
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, components
@@ -41,6 +44,21 @@ def test_reads_decide_the_needs_of_algorithms() -> None:
         "state-values": {"values"},
         "optimal-baseline": {"distributions"},
     }
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_knobs_are_finite_but_for_bounds_of_scores(value: float) -> None:
+    kinds = [kind for kind in vars(components).values() if isinstance(kind, components.ComponentRegistry)]
+    taken, tried = set[tuple[str, str]](), 0
+    for name, schema in ((name, kind[name].knobs) for kind in kinds for name in kind):
+        for knob, field in schema.model_fields.items():
+            if float in (field.annotation, *get_args(field.annotation)):
+                tried += 1
+                with pytest.raises(ValidationError) as refused:
+                    schema.model_validate({knob: value, "no knob": 0})
+                if (knob,) not in {error["loc"] for error in refused.value.errors()}:
+                    taken.add((name, knob))
+    assert tried > 40 and taken == {("clip", "low"), ("clip", "high")}
 
 
 def test_advantage_refuses_an_unknown_parameter() -> None:

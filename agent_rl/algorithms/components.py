@@ -40,6 +40,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 AtLeastOne = Annotated[float, Field(ge=1)]
 AboveOne = Annotated[float, Field(gt=1)]
 Count = Annotated[int, Field(ge=1)]
+Bound = Annotated[float, Field(allow_inf_nan=True)]
+"""May be infinite; every other number of a config is finite."""
 
 Layout = Literal["rows", "lines", "groups", "tokens"]
 """How the arrays of a whole batch's tokens are laid out for a component, `[B, T]` each.
@@ -222,7 +224,8 @@ class ComponentRegistry(Generic[R]):
             return {"name": name, **knobs.model_validate(given).model_dump()}
         except ValidationError as error:
             first = error.errors()[0]
-            raise _problem(f"'{name}': {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from error
+            given_as = "" if first["type"] == "missing" else f"={first['input']}"
+            raise _problem(f"'{name}': {'.'.join(map(str, first['loc']))}{given_as}: {first['msg'].lower()}") from error
 
     def settings(self) -> set[str]:
         """Return every key that some component takes."""

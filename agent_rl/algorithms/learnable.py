@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from agent_rl.algorithms.config import AlgorithmConfig
 
 ALONE = (
@@ -11,9 +9,12 @@ ALONE = (
     *("decoupled", "reinforce-pp-baseline", "best-against-worst", "optimal-baseline", "step-grouped"),
 )
 """The advantages that are 0 for the only episode of a task."""
+COLD = 0.01
+"""The temperature of rollouts below which they are as good as greedy: a logit 0.1 under the highest is taken once in
+22,000 times at it."""
 
 
-def nothing_learned(config: AlgorithmConfig, groups: int, samples: int, steps: int) -> str | None:
+def nothing_learned(config: AlgorithmConfig, groups: int, samples: int, steps: int, temperature: float) -> str | None:
     """Return why no update would follow the rewards, and what to set; None if some may.
 
     Args:
@@ -21,7 +22,11 @@ def nothing_learned(config: AlgorithmConfig, groups: int, samples: int, steps: i
         groups: tasks of a step.
         samples: episodes of each task.
         steps: of the run; 0 for none, which is no mistake.
+        temperature: of the rollouts, at its highest.
     """
+    if temperature < COLD:
+        alike = f"rollout.temperature={temperature:g} takes the likeliest token nearly always"
+        return f"{alike}, so that all episodes of a task are one, and none is better than another: set 1 or so"
     name, filters = str(config.advantage["name"]), {str(chosen["name"]) for chosen in config.filters}
     advice = "set rollout.samples=8 or so, or an advantage that compares with something else, as algorithm=remax does"
     if samples == 1 and name in ALONE:
@@ -58,11 +63,7 @@ def _one_score(config: AlgorithmConfig) -> str | None:
 
 
 def _nothing_kept(config: AlgorithmConfig) -> str | None:
-    """Say which filter, weight or rejection leaves nothing."""
-    for chosen in config.filters:
-        for knob in ("threshold", "tolerance"):
-            if isinstance(bound := chosen.get(knob), float) and not bound < math.inf:
-                return f"filters={chosen['name']} with {knob}={bound} keeps no episode: set a number that scores reach"
+    """Say which weight or rejection leaves nothing."""
     corrections = [("rejection", chosen) for chosen in config.rejection]
     corrections += [("weight", config.weight)] if config.weight else []
     for part, chosen in corrections:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from agent_rl.algorithms.components import Count, Fraction, Positive, shaping
+from agent_rl.algorithms.components import Bound, Count, Fraction, Positive, shaping
 from agent_rl.algorithms.group_stats import group_count, group_index, group_range, group_sum
 from agent_rl.core.episode import ROUNDING
 from agent_rl.core.messages import Task
@@ -152,7 +152,7 @@ def relative_cost(
 
 
 @shaping("clip", formula="R = clip(R, low, high)")
-def clip(scores: Tensor, *, low: float, high: float) -> Tensor:
+def clip(scores: Tensor, *, low: Bound, high: Bound) -> Tensor:
     """Clip scores to `[low, high]`; -inf and inf for no bound.
 
     Raises:

@@ -30,7 +30,7 @@ class EnvChoice(Section):
 
     env: str
     """The id of a registered environment."""
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    weight: float = Field(1.0, gt=0)
     """Its share of the tasks, relative to the others'."""
     env_args: dict[str, JsonValue] = Field(default_factory=dict)
     """Passed to the environment's constructor."""

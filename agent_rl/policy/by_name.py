@@ -82,7 +82,7 @@ class SamplingSettings(Section):
     """A policy by name, and how a model samples as one."""
 
     policy: PolicyConfig = PolicyConfig()
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    temperature: float = Field(1.0, ge=0)
     """Of a model; 0 is greedy."""
     max_tokens: int | None = Field(None, ge=1)
     """Of one reply; null for what a checkpoint says (`generation_config.json`), otherwise 1024."""

@@ -71,7 +71,7 @@ class RolloutConfig(Section):
     """Tasks per step."""
     samples: Count = 8
     """Episodes per task."""
-    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    temperature: float = Field(1.0, gt=0)
     """Nothing else changes the distribution, so that its log-probabilities are exact."""
     max_tokens: int | None = Field(None, ge=1)
     """Of one reply; null leaves it to the model."""

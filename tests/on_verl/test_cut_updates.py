@@ -162,7 +162,7 @@ def on_verl(
     asked = {"greedy": GREEDY if ours.needs_greedy else (), "values": VALUES if ours.needs_values else {}}
     made.trainer.replay_buffer = SimpleNamespace(add_to=lambda received: replace(received, **asked))
     keys = sorted(key for key, tag in zip(made.batch.keys, made.batch.tags, strict=True) if not tag["is_padding"])
-    cut = Cut.of(keys, UPDATES, 1)
+    cut = Cut.of(keys, {(prompt := key.split("_")[0]): prompt for key in keys}, UPDATES, 1)
     cut.sizes[0] += 1  # verl's padding
     made.trainer.mini_batch_of = cut.numbers(made.batch.keys)
     made.trainer.local_trigger_step = 1  # theta is scored before the first update, too

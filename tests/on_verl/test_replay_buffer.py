@@ -104,6 +104,14 @@ def test_replay_buffer_replaces_filtered_groups(tmp_path: Path, monkeypatch: pyt
     assert setup.stored() == [f"train-00001-{i:07d}-{n:02d}" for i in (0, 2, 3, 5, 6) for n in (0, 1)]
 
 
+def test_groups_of_a_batch_are_its_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup(tmp_path, monkeypatch, {}, {i: group(i, 0, 1) for i in range(3)})
+    setup.rollout.refill(3)
+    batch, _ = setup.buffer.sample(1, "train", 3)
+    assert prompts_of(batch) == ["prompt2", "prompt1", "prompt0"]  # as they ended
+    assert module.groups_of(batch) == {f"prompt{i}": f"train-00001-{i:07d}" for i in range(3)}
+
+
 def test_replay_buffer_async_keeps_groups_sampled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = {i: group(i, float(i == 0), 1.0) for i in range(9)}
     setup = Setup(tmp_path, monkeypatch, DAPO, groups, replay_buffer.ReplayBufferAsync)

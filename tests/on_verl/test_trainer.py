@@ -244,17 +244,21 @@ def test_batch_is_cut_into_whole_groups_of_equal_work(setup, monkeypatch: pytest
     made.actor_rollout_wg._dispatch_info, made.tokenizer = {"actor": [0, 1]}, SimpleNamespace(eos_token_id=0)
     settings, orders = made.config.data, []
     settings.agent_rl.shuffle, settings.agent_rl.seed, settings.train_batch_size = True, 7, 4
-    keys = [f"{group}_{session}_{row}" for group in "abcd" for session in range(3) for row in range(session + 1)][:-1]
-    for made.global_steps in (1, 1, 2):
+    rows = [(group, session, row) for group in "abcd" for session in range(3) for row in range(session + 1)][:-1]
+    # rows come as their episodes end, under names that verl draws at random
+    for made.global_steps, names, each in ((1, "wxyz", 1), (1, "zxyw", -1), (2, "wxyz", 1)):
+        groups = dict(zip(names, "abcd", strict=True))
+        monkeypatch.setattr(updates_module, "groups_of", lambda _, found=groups: found)
+        keys = [f"{names['abcd'.index(group)]}_{session}_{row}" for group, session, row in rows[::each]]
         batch = KVBatchMeta(keys=[*keys], tags=[{"seq_len": len(key)} for key in keys], partition_id="train")
-        orders.append((made._balance_batch(batch, {}).keys, made.mini_batch_of))
-        taken, numbers = orders[-1]
+        taken, numbers = made._balance_batch(batch, {}).keys, made.mini_batch_of
         assert len(taken) == len(numbers) == 24 and {*keys} <= {*taken}  # one row was padded
         for number in (0, 1):
-            rows = [row for row, its in enumerate(numbers) if its == number]
-            assert sum(row < 12 for row in rows) == len(rows) / 2  # equally many on both ranks
-        for group in "abcd":  # all rows of all its episodes
-            assert len({n for key, n in zip(taken, numbers, strict=True) if key.startswith(group)}) == 1
+            its = [place for place, n in enumerate(numbers) if n == number]
+            assert sum(place < 12 for place in its) == len(its) / 2  # equally many on both ranks
+        found = {(groups[key[0]], n) for key, n in zip(taken, numbers, strict=True) if key[0] in groups}
+        assert len(found) == 4  # all rows of all its episodes
+        orders.append(found)
     assert orders[0] == orders[1] != orders[2]
     settings.train_batch_size = 2
     made._balance_batch(KVBatchMeta(keys=["a"], tags=[{}]), {})

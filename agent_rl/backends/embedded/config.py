@@ -260,7 +260,9 @@ def _process_problems(config: TrainConfig) -> Iterator[str]:
 
 def _rollout_problems(config: TrainConfig) -> Iterator[str]:
     algorithm, rollout, is_fresh = config.algorithm, config.rollout, config.start_from is None
-    if config.episodes is None and (why := nothing_learned(algorithm, rollout.groups, rollout.samples, config.steps)):
+    hottest = max(rollout.temperature, rollout.final_temperature or 0.0)
+    learning = (algorithm, rollout.groups, rollout.samples, config.steps, hottest)
+    if config.episodes is None and (why := nothing_learned(*learning)):
         yield why
     if config.self_play and rollout.retry_temperature is not None:
         yield "rollout.retry_temperature: with self_play, that one player fails is another's success: leave it out"

@@ -32,11 +32,11 @@ class OptimizerConfig(Section):
     """How AdamW keeps its state, 8 bytes a parameter: `adamw_8bit` in 2 (Dettmers et al. 2021, arXiv 2110.02861), by
     `bitsandbytes`, in blocks of 256 values with a scale; `paged_...` moves a GPU's to the machine's memory when the
     GPU's is short."""
-    lr: float | None = Field(None, gt=0, allow_inf_nan=False)
+    lr: float | None = Field(None, gt=0)
     """AdamW's; null for 2e-3 of a model with less than 10 million parameters, as those made here have, for 1e-5 of a
     larger one, and for 1e-4 of adapters on that; in RL with `rollout.weights=int4`, for half of it, and shared between
     the `updates` of a batch."""
-    muon_lr: float = Field(0.0, ge=0, allow_inf_nan=False)
+    muon_lr: float = Field(0.0, ge=0)
     """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """AdamW's, of the mean of gradients."""

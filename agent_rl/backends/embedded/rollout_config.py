@@ -43,12 +43,12 @@ class InterruptionConfig(Section):
 class EmbeddedRolloutConfig(RolloutConfig):
     """How training episodes are sampled."""
 
-    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    temperature: float = Field(1.0, gt=0)
     """With `start_from` or `episodes` 1. Nothing else changes the distribution, so its log-probabilities are exact."""
-    final_temperature: float | None = Field(None, gt=0, allow_inf_nan=False)
+    final_temperature: float | None = Field(None, gt=0)
     """Of the last step's episodes: from `temperature` on it rises to this, linearly, as a policy that gets surer of
     itself explores less and less; null keeps it as it is. Evaluations have their own (`eval.temperature`)."""
-    retry_temperature: float | None = Field(None, gt=0, allow_inf_nan=False)
+    retry_temperature: float | None = Field(None, gt=0)
     """Of a second group of each task that no episode of the first one solved, where these are at most half of the
     batch: it takes the first one's place if one of it succeeds. So a policy that is sure of itself explores where it is
     wrong, and only there. Where over a tenth of such episodes succeed, that is luck (`second_tries`), and none is
@@ -83,9 +83,9 @@ class EmbeddedEvalConfig(EvalConfig):
     """Distinct tasks of `dev_split`."""
     keep_best: bool = True
     """Whether the weights that did best on those tasks, the latest of equals, are kept beside the last ones."""
-    temperature: float | None = Field(None, gt=0, allow_inf_nan=False)
+    temperature: float | None = Field(None, gt=0)
     """Of the sampled evaluations; null, the default with `start_from`, for `rollout.temperature`."""
-    low_temperature: float = Field(0.2, gt=0, allow_inf_nan=False)
+    low_temperature: float = Field(0.2, gt=0)
     """A second temperature to evaluate at, to tell pruned noise from a new skill."""
 
     def sampled(self, rollout: EmbeddedRolloutConfig) -> float:

@@ -14,9 +14,9 @@ from agent_rl.runs.config import PathOrName
 class WarmStartOptimizerConfig(OptimizerConfig):
     """Learning rates of the warm start."""
 
-    lr: float = Field(6e-3, gt=0, allow_inf_nan=False)
+    lr: float = Field(6e-3, gt=0)
     """AdamW's; 5e-5 with `start_from`, about ten times that for LoRA."""
-    muon_lr: float = Field(0.05, ge=0, allow_inf_nan=False)
+    muon_lr: float = Field(0.05, ge=0)
     """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW, as with `start_from`."""
     warmup_steps: int = Field(10, ge=0)
     """Steps of the phase over which learning rates rise, linearly."""

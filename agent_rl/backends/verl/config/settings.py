@@ -33,7 +33,7 @@ class VerlRolloutConfig(RolloutConfig):
 class VerlEvalConfig(EvalConfig):
     """Which tasks are held out, and how often they are evaluated on."""
 
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    temperature: float = Field(1.0, ge=0)
     """Of the evaluations; 0 is greedy."""
 
 
@@ -46,7 +46,7 @@ class VerlConfig(RunConfig):
     """Batches of rollouts to learn from, `rollout.groups` x `rollout.samples` episodes each."""
     lora: LoraConfig | None = None
     """Train adapters in place of the model's weights, such as `lora.rank=16`, by verl's own keys."""
-    lr: float = Field(1e-6, gt=0, allow_inf_nan=False)
+    lr: float = Field(1e-6, gt=0)
     """The policy's learning rate."""
     rollout: VerlRolloutConfig = VerlRolloutConfig()
     eval: VerlEvalConfig = VerlEvalConfig()
@@ -89,7 +89,8 @@ def _problems(config: VerlConfig) -> Iterator[str]:
     if config.judge.evolve:
         yield "judge.evolve=true: criteria evolve on the embedded backend only: leave it out"
     yield from _critic_problems(config)
-    if why := nothing_learned(config.algorithm, config.rollout.groups, config.rollout.samples, config.steps):
+    rollout = config.rollout
+    if why := nothing_learned(config.algorithm, rollout.groups, rollout.samples, config.steps, rollout.temperature):
         yield why
     yield from _update_problems(config.updates, config.rollout.groups, config.verl)
     if why := impossible(config.asynchrony, config.verl):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,16 +12,30 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from agent_rl.algorithms.updates import UpdatesConfig, deal
 
+_log = logging.getLogger(__name__)
+
+
+def prompt_of(key: str) -> str:
+    """Return the name that verl drew for the task of a row."""
+    return key.rsplit("_", 2)[0]
+
 
 def deal_rows(groups: Sequence[str], updates: UpdatesConfig, *key: int) -> list[list[int]]:
-    """Return the rows of each mini-batch of a pass: all of its groups, as `deal` deals them; one group a row."""
-    names = list(dict.fromkeys(groups))
+    """Return the rows of each mini-batch of a pass: all of its groups, as `deal` deals them; one group a row.
+
+    Groups are dealt in the order of their names, whatever order their rows came in.
+    """
+    names = sorted({*groups})
     of_group: dict[str, list[int]] = {name: [] for name in names}
     for row, name in enumerate(groups):
         of_group[name].append(row)
     once = updates.model_copy(update={"epochs": 1})
-    dealt = (part for _, part in deal(range(len(names)), once, *key))
-    return [[row for group in part for row in of_group[names[group]]] for part in dealt]
+    found = []
+    for number, (_, part) in enumerate(deal(range(len(names)), once, *key)):
+        dealt = [names[place] for place in part]
+        _log.debug("mini-batch %d: groups %s", number + 1, ", ".join(dealt))
+        found.append([row for name in dealt for row in of_group[name]])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +48,20 @@ class Cut:
     """How many rows each has with it."""
 
     @classmethod
-    def of(cls, keys: Sequence[str], updates: UpdatesConfig, multiple: int, *seed: int) -> Cut:
-        """Cut a batch, whose keys are `{prompt}_{session}_{number}`, into parts that padding fills to a multiple."""
-        parts = [[keys[row] for row in part] for part in deal_rows([k.rsplit("_", 2)[0] for k in keys], updates, *seed)]
+    def of(
+        cls, keys: Sequence[str], groups: Mapping[str, str], updates: UpdatesConfig, multiple: int, *seed: int
+    ) -> Cut:
+        """Cut a batch into parts that padding fills to a multiple.
+
+        Args:
+            keys: of its rows: `{prompt}_{session}_{number}`.
+            groups: the group of each prompt: verl draws the prompts' names at random.
+            updates: how many parts there are.
+            multiple: what the size of a part is a multiple of.
+            seed: fixes which groups go together.
+        """
+        dealt = deal_rows([groups[prompt_of(key)] for key in keys], updates, *seed)
+        parts = [[keys[row] for row in part] for part in dealt]
         return cls(parts, [-(-len(part) // multiple) * multiple for part in parts])
 
     def order(self, batch: KVBatchMeta, ranks: int) -> list[int]:

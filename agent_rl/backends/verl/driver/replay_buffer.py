@@ -29,6 +29,7 @@ from agent_rl.backends.group_sampling import (
     worth_training,
 )
 from agent_rl.backends.verl.driver.exchange import ReceivedBatch
+from agent_rl.backends.verl.driver.mini_batches import prompt_of
 from agent_rl.backends.verl.worker.rows import dump_branch, episode_of
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
 from agent_rl.gym.mixture import member_of
@@ -198,7 +199,7 @@ class EpisodeReplayBuffer:
         self._submit(submitted)
         batch, _ = self._buffer.sample(step, "train", len(branches))
         rows = zip(batch.keys, carried(batch), strict=True)
-        found = {key.split("_")[0]: episode for key, episode in rows if episode is not None}
+        found = {prompt_of(key): episode for key, episode in rows if episode is not None}
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         if lost := len(branches) - len(found):
             raise RuntimeError(
@@ -222,3 +223,9 @@ def carried(batch: KVBatchMeta) -> list[Episode | None]:
     """Fetch the episode that each row of a batch carries."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
     return [episode_of(fields) for fields in data.pop("extra_fields").tolist()]
+
+
+def groups_of(batch: KVBatchMeta) -> dict[str, str]:
+    """Return the group of each prompt in a batch, as its episodes say it."""
+    rows = zip(batch.keys, carried(batch), strict=True)
+    return {prompt_of(key): episode.group_id for key, episode in rows if episode is not None}

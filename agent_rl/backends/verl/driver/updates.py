@@ -20,6 +20,7 @@ from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.backends.verl.driver.canary import check_rollout_gap, data_parallel_size
 from agent_rl.backends.verl.driver.exchange import SentBatch, averaged, prepare, reported
 from agent_rl.backends.verl.driver.mini_batches import Cut
+from agent_rl.backends.verl.driver.replay_buffer import groups_of
 from agent_rl.backends.verl.worker.engine import STEP
 from agent_rl.backends.verl.worker.routes import REPLAYED, replay_routes
 
@@ -70,7 +71,7 @@ class UpdatingTrainer(PPOTrainer):
         run, ranks = self.config.data.agent_rl, data_parallel_size(self.actor_rollout_wg)
         updates = UpdatesConfig(minibatches=self._mini_batches, shuffle=run.shuffle)
         multiple = self._get_required_batch_multiple(ranks)
-        cut = Cut.of(batch.keys, updates, multiple, run.seed, self.global_steps)
+        cut = Cut.of(batch.keys, groups_of(batch), updates, multiple, run.seed, self.global_steps)
         batch = upsample_batch_to_divisible_size(batch, sum(cut.sizes), self.tokenizer.eos_token_id)
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         self.mini_batch_of = cut.order(batch, ranks)
