@@ -6,8 +6,7 @@ from torch import Tensor
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
 from agent_rl.config import choices
 
-PRESETS = [name for name in choices("algorithm") if not name.endswith("-paper")]
-"""Those with parts of their own: NAME-paper has NAME's with other numbers; tests/test_fidelity.py has them."""
+PRESETS = choices("algorithm")
 
 
 def flat(rows: Rows, array: Tensor) -> Tensor:

@@ -290,9 +290,10 @@ def test_explain_names_every_preset_value(name):
         assert str(value) in text
 
 
-def test_explain_says_how_many_updates_papers_take():
-    assert "the paper takes 16, a mini-batch each" in explain(preset("dapo"))
-    assert "the paper takes" not in explain(preset("a2c"))
+def test_explain_says_how_many_updates_sources_take():
+    assert "the source takes 16, a mini-batch each" in explain(preset("dapo"))
+    assert "16, a mini-batch each" in explain(preset("dapo-paper")) and "unless" not in explain(preset("dapo-paper"))
+    assert "  updates " not in explain(preset("a2c"))
 
 
 @pytest.mark.parametrize("name", PRESETS)

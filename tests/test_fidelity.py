@@ -2,6 +2,7 @@
 
 import pytest
 
+from agent_rl.algorithms.explain import UPDATES_OF_SOURCES
 from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config, setting_names
@@ -80,6 +81,8 @@ def test_paper_preset_sets_the_updates_of_a_run() -> None:
 def test_paper_preset_takes_the_updates_of_its_source() -> None:
     stated = {name: rows_of(name)["updates"][1] for name in PRESETS if name == source_of(name)}
     several = {f"{name}-paper": number for name, number in stated.items() if isinstance(number, int) and number > 1}
+    listed = {f"{name}-paper": int(text.split()[0].strip(",")) for name, text in UPDATES_OF_SOURCES.items()}
+    assert listed == several
     assert several.pop("gspo-paper") == 4  # `algorithm=gspo updates.minibatches=4` is all of it
     sources = {setting: written(value) for setting, (_, value, *_) in rows_of("gspo").items()}
     assert [s for s, v in sources.items() if v not in (UNCHECKED, settings("gspo")[s])] == ["updates"]

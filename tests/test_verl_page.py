@@ -3,16 +3,17 @@
 import re
 
 import pytest
-from batches import PRESETS
 from tree import ROOT
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.verl.config.settings import VerlRolloutConfig
-from agent_rl.config import load_config
+from agent_rl.config import choices, load_config
 from agent_rl.core.episode import Origin
 from agent_rl.rollout.naming import names_of
 
+PRESETS = [name for name in choices("algorithm") if not name.endswith("-paper")]
+"""How NAME-paper differs from NAME is docs/fidelity.md's."""
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in (ROOT / "docs" / "verl_algorithms.md").read_text().splitlines()

@@ -62,21 +62,25 @@ def _terms(config: AlgorithmConfig) -> Iterator[str]:
 
 def _updates(config: AlgorithmConfig) -> Iterator[str]:
     """Yield how many updates a batch gets, and what each divides its sums by."""
-    if paper := UPDATES_OF_PAPERS.get(config.name):
-        yield _row("updates", f"one a step unless `updates` asks for more; the paper takes {paper}")
+    base = config.name.removesuffix("-paper")
+    if (stated := UPDATES_OF_SOURCES.get(base)) and base == config.name:
+        yield _row("updates", f"1 a step unless `updates` asks for more; the source takes {stated}")
+    elif stated:
+        yield _row("updates", f"{stated}; `updates` can ask for fewer")
     zero = "count" if config.count_zero_advantage else "don't count"
     yield _row("denominators", f"{config.denominators}; rows of advantage 0 {zero}")
 
 
-UPDATES_OF_PAPERS = {
+UPDATES_OF_SOURCES = {
     "cispo": "16   -- MiniMax-M1 2025, sec. 3.1",
     "dapo": "16, a mini-batch each   -- Yu et al. 2025, sec. 4.1",
-    "grpo": "one   -- Shao et al. 2024, sec. 4.2",
+    "gdpo": "4, a mini-batch each   -- the authors' script",
     "gspo": "4, a mini-batch each   -- Zheng et al. 2025, sec. 5.1",
     "m2po": "4, a mini-batch each   -- the authors' script",
-    "ppo": "3 epochs of 4 mini-batches on Atari   -- Schulman et al. 2017, table 5",
+    "ppo": "320, 10 epochs of 32 mini-batches   -- Schulman et al. 2017, table 3",
+    "vineppo": "8, a mini-batch each   -- the authors' configuration",
 }
-"""How many updates a batch gets in the source of a preset, where it says so."""
+"""How many updates a batch gets in the source of a preset, where that is more than one."""
 
 
 def _routing(routing: RoutingConfig) -> Iterator[str]:

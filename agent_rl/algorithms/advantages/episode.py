@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 @advantage(
     "group-relative",
     formula="A = (R - mean_group) [/ (std_group + eps) if std]",
-    source="GRPO, Shao et al. 2024, eq. 3",
+    source="GRPO, Shao et al. 2024, sec. 4.1.2",
 )
 def group_relative(scores: Tensor, groups: Tensor, *, std: bool = True, eps: NotNegative = 1e-6) -> Tensor:
-    """GRPO: score minus the mean of its group, divided by the group's standard deviation (Shao et al. 2024, §4.1.2).
+    """GRPO: score minus the mean of its group, divided by the group's deviation (Shao et al. 2024, sec. 4.1.2).
 
     With `std=False` the unnormalised form: Dr. GRPO (Liu et al. 2025), MiniRL (arXiv 2512.01374), and what
     REINFORCE++-baseline whitens over tokens afterwards. verl has eps 1e-6 and TRL 1e-4, both Bessel's correction. verl
