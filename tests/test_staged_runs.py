@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import load_config
-from agent_rl.runs.folder import read_warnings
+from agent_rl.runs.folder import REPORT, read_warnings
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
 from tests.runs import config
@@ -75,7 +76,9 @@ def said(tmp_path: Path, **changes: Any) -> tuple[list[str], list[dict[str, Any]
     if name := changes.pop("algorithm", None):
         changes["algorithm"] = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
     folder = start_run(config(tmp_path, **(chosen | changes)), Progress())
-    return read_warnings(folder), [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"]
+    warnings, report = read_warnings(folder), unescape((folder / REPORT).read_text())
+    assert all(warning in report for warning in warnings)
+    return warnings, [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"]
 
 
 STAGES: dict[str, tuple[dict[str, Any], str]] = {

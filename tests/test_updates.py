@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +19,15 @@ from agent_rl.algorithms.updates import UpdatesConfig, deal
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.mini_batches import mini_batches
+from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import choices, load_config
 from agent_rl.core.episode import Reward, group_episodes
 from agent_rl.gym.registry import spec
+from agent_rl.view.progress import Progress
 from tests.batches import scored
 from tests.doubles import Silent, example_episode, example_sample
-from tests.runs import config
+from tests.runs import SMALL, config
 
 
 @pytest.mark.parametrize(
@@ -157,6 +160,13 @@ def test_auto_recomputes_old_where_others_sample(changes: dict[str, object], why
     assert run.decided_algorithm.recomputes_old == (why is not None)
     kept = config(tmp_path, **changes, algorithm={"proximal": "rollout"})
     assert not kept.decided_algorithm.recomputes_old
+
+
+def test_recomputed_old_is_told_with_its_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start_run(config(tmp_path, steps=2, rollout={**SMALL["rollout"], "weights": "int4"}), Progress())
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert "Old is computed anew before the first update of each batch, as rollout.weights=int4 samples" in told
+    assert len(re.findall(r"Old took \d+\.\d\d s, \d+% of this step's update", told)) == 1
 
 
 def test_auto_recomputes_old_only_where_it_is_read() -> None:

@@ -156,7 +156,7 @@ def require_cluster(config: VerlConfig) -> list[str]:
     held_out = held_out_tasks(env, config)
     say(f"Evaluation on {held_out.which}.")
     if config.decided:
-        say(config.decided)
+        say(f"{config.decided} timing_s/old_log_prob says what it costs.")
     print(describe_checkpoint(verl), flush=True)
     if problems := preflight(config, verl):
         raise ConfigError("; ".join(problems))
