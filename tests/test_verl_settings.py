@@ -55,6 +55,12 @@ def test_verl_settings_refuses_updates_that_verl_has_not(updates: object, verl: 
         config(updates=updates, verl=verl)
 
 
+def test_verl_settings_refuses_mini_batches_with_separate_devices() -> None:
+    assert config(**{"updates": {"epochs": 2}, "async": {"mode": "separate"}}).updates.most == 2
+    with pytest.raises(ValueError, match=r"minibatches=2: with async.mode=separate verl sends new weights"):
+        config(**{"updates": {"minibatches": 2}, "async": {"mode": "separate"}})
+
+
 def test_verl_recomputes_old_unless_it_is_told() -> None:
     bypass = "algorithm.rollout_correction.bypass_mode"
     assert verl_settings(config(), Path("r"))[bypass] is False

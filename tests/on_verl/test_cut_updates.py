@@ -186,12 +186,14 @@ def test_cutting_episodes_changes_no_update_on_verl(
     name, ours = chosen[0], algorithm(*chosen)
     expected = embedded(ours, [episode(number, []) for number in range(8)])
     assert float(expected.diff(dim=0).abs().max()) > 1e-5
-    random = np.random.default_rng(len(name))
-    places = [random.integers(2, WIDTH, random.integers(0, 4)).tolist() for _ in range(8)]
-    episodes = [episode(number, at) for number, at in enumerate(places)]
-    assert max(len(e.trajectories) for e in episodes) > 2
-    torch.testing.assert_close(embedded(ours, episodes), expected, rtol=0, atol=2e-6)
-    torch.testing.assert_close(on_verl(ours, episodes, tmp_path, monkeypatch), expected, rtol=0, atol=2e-6)
+    for seed in range(3):
+        random, folder = np.random.default_rng([len(name), seed]), tmp_path / str(seed)
+        folder.mkdir()
+        places = [random.integers(2, WIDTH, random.integers(1, 4)).tolist() for _ in range(8)]
+        episodes = [episode(number, at) for number, at in enumerate(places)]
+        assert max(len(e.trajectories) for e in episodes) > 1
+        torch.testing.assert_close(embedded(ours, episodes), expected, rtol=0, atol=2e-6)
+        torch.testing.assert_close(on_verl(ours, episodes, folder, monkeypatch), expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["grpo", "m2po"])  # m2po scores theta for itself, too

@@ -10,7 +10,6 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.learnable import nothing_learned
 from agent_rl.algorithms.requirements import Requirements
-from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.backends.embedded.fine_tuning import LoraConfig
 from agent_rl.backends.verl.config.config_keys import asynchronous, critic_settings, impossible, replaced_by
 from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, routing_settings
@@ -92,7 +91,7 @@ def _problems(config: VerlConfig) -> Iterator[str]:
     rollout = config.rollout
     if why := nothing_learned(config.algorithm, rollout.groups, rollout.samples, config.steps, rollout.temperature):
         yield why
-    yield from _update_problems(config.updates, config.rollout.groups, config.verl)
+    yield from _update_problems(config)
     if why := impossible(config.asynchrony, config.verl):
         yield why
     if Requirements(config.algorithm).needs_values and config.asynchrony.mode != "sync":
@@ -135,9 +134,15 @@ def _critic_problems(config: VerlConfig) -> Iterator[str]:
         )
 
 
-def _update_problems(updates: UpdatesConfig, groups: int, verl: dict[str, JsonValue]) -> Iterator[str]:
-    n, size = updates.minibatches, "actor_rollout_ref.actor.ppo_mini_batch_size"
-    if n > 1 and size in verl:
+def _update_problems(config: VerlConfig) -> Iterator[str]:
+    n, groups = config.updates.minibatches, config.rollout.groups
+    size = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    if n > 1 and config.asynchrony.mode == "separate":
+        yield (
+            f"updates.minibatches={n}: with async.mode=separate verl sends new weights after every mini-batch: leave "
+            "it out, and set rollout.groups to what an update should take"
+        )
+    if n > 1 and size in config.verl:
         yield f"verl.{size} says what updates.minibatches={n} does: leave one of them out"
     if groups % n:
         yield f"updates.minibatches={n} does not divide rollout.groups={groups}, and verl counts the groups of each"
