@@ -85,14 +85,11 @@ IDLE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "the KL in the reward leaves no advantage at 0": ("rloo-paper",),
         "an episode that is kept has the advantage 1": ("rft", "rft-paper"),
     },
-    "advantage.eps": {"without std nothing is divided": ("dr_grpo", "gpg", "minirl", "olmo3")},
     "proximal": {
         NO_RATIO: ("a2c", "gpg", "reinforce", "remax", "rloo", "rft", "rft-paper"),
         "it compares with mu itself": ("m2po", "m2po-paper"),
     },
     "denominators=kept": {COUNTED: ("minirl", "reinforce", "remax", "rloo", "rloo-paper")},
-    "negative_mask": {"no advantage is below 0": ("rft", "rft-paper")},
-    "negative_mask.delta": {"no advantage is below 0": ("rft", "rft-paper")},
 }
 """By knob and reason: the presets in which it changes nothing."""
 

@@ -93,6 +93,8 @@ def test_advantages_of_one_episode_are_known(name: str) -> None:
             ["algorithm=reinforce_pp", "rollout.samples=1", "rollout.groups=1"],
             "reinforce-pp compares with the batch's mean",
         ),
+        (["algorithm=dr_grpo", "algorithm.advantage.eps=0.1"], "eps=0.1 is added to the deviation"),
+        (["algorithm=rft", "algorithm.negative_mask={name: opsm, delta: 0.1}"], "negative_mask=opsm leaves out"),
         (["rollout.temperature=1e-9"], "temperature=1e-09 takes the likeliest token nearly always"),
         (["rollout.temperature=0"], "rollout.temperature=0: input should be greater than 0"),
         (["steps=-1"], "steps=-1"),

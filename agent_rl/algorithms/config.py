@@ -251,6 +251,14 @@ def _advantage_problems(config: AlgorithmConfig) -> Iterator[str]:
         )
     if config.kl.where == "reward" and name == "ones":
         yield "kl.where=reward changes the rewards, and advantage=ones is 1 whatever they are: set kl.where=loss"
+    if config.negative_mask and name == "ones":
+        yield (
+            f"negative_mask={config.negative_mask['name']} leaves out tokens of negative advantage, and advantage=ones "
+            "has none: set negative_mask=none"
+        )
+    eps, usual = config.advantage.get("eps"), components.advantage[config.advantage].knobs.model_fields.get("eps")
+    if config.advantage.get("std") is False and usual and eps != usual.default:
+        yield f"eps={eps} is added to the deviation, and advantage={name} divides by none without std: set std=true"
     if "values" in reads and config.critic.where == "none":
         yield f"advantage={name} is taken over a critic's values: set critic.where=shared or separate"
     if "values" in reads and components.advantage[config.advantage].returns in ("Tensor", "TurnAdvantages"):
