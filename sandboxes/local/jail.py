@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..syscall_arguments import CONNECTIONS
 from . import homes, seccomp, syscalls
 from .spec import Spec
 
@@ -38,9 +39,6 @@ _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
 _ROOT = "/tmp"
 """Where the new root is put together: any folder would do, as no other process sees it."""
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
-_CONNECTIONS = {**dict.fromkeys(("tcp_rmem", "tcp_wmem"), "4096 65536 131072"), "tcp_orphan_retries": "2"}
-"""Bytes of a connection's buffers: the least, at first, at most. And how often a closed connection is tried again whose
-other end is silent: as code may have it ignore what comes (IP_MINTTL), these would outlive their sandbox by minutes."""
 _FILES = {
     "etc/passwd": f"root:x:0:0::/:/bin/sh\nsandbox:x:{UID}:{UID}::/work:/bin/sh\n",
     "etc/group": f"root:x:0:\nsandbox:x:{UID}:\n",
@@ -204,7 +202,7 @@ def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Sourc
 
 def _bound_connections() -> None:
     """Bound what a connection holds: all of the machine share TCP's memory, which no cgroup of version 1 counts."""
-    for name, value in _CONNECTIONS.items():
+    for name, value in CONNECTIONS.items():
         with contextlib.suppress(OSError):  # in a container, its file may be read-only
             Path(f"/proc/sys/net/ipv4/{name}").write_text(value)  # of this process's network
 

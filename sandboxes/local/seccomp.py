@@ -34,6 +34,7 @@ import platform
 import struct
 from collections.abc import Mapping
 
+from .. import syscall_arguments as arguments
 from . import bpf
 from .bpf import LIE, Rule, has_any, is_given, is_none_of, is_one_of
 from .syscalls import check, prctl, syscall
@@ -115,65 +116,52 @@ CHECKED: dict[str, tuple[int | None, int | None]] = {
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column of the tables, and the kernel's AUDIT_ARCH."""
 
-_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
-_PROTOCOLS = (0, 1, 6, 17, 58)
-"""Whatever is usual, ICMP, TCP, UDP, ICMPv6: to ask for another one makes the host load a module of its kernel, and so
-does a type that is not among these, or a protocol of another type's."""
-_STREAMS, _DATAGRAMS, _RAW = ([type_ | flags for flags in (0, 0x800, 0x80000, 0x80800)] for type_ in (1, 2, 3))
 _F_SETFL, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 4, 1024, 1026, 1031
 """Leases block who opens a file outside; notices tell of folders in sight; pages of pipes are counted by user."""
-_PR_SET_SECCOMP, _PR_SCHED_CORE, _PR_FUTEX_HASH = 22, 62, 78
-"""`seccomp` by another name; what keeps a core's other threads idle; a table of any size in the kernel's memory."""
 _SECCOMP_SETS = (0, 1)
-"""SECCOMP_SET_MODE_STRICT and FILTER: see `_SO_ATTACH`. When that memory is used up, no further sandbox opens."""
-_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
-"""Typing for others, the console, and another line discipline: the host would load a module of its kernel for it."""
-_ON_BRIDGES = (0x8940, 0x8941, 0x8982, 0x8983, 0x89A0, 0x89A1)
-"""SIOCGIFBR to SIOCBRDELBR, and of VLANs: on a socket of any family they have the host load a module, too."""
+"""SECCOMP_SET_MODE_STRICT and FILTER: see `SO_ATTACH`."""
 _ON_FILES = (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
 """FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION, ENABLE_VERITY and SET_ENCRYPTION_POLICY: an open for reading is enough."""
-_CLONE_NEW = 0x7E020000
-"""Every flag of clone that makes a namespace."""
-_O_DSYNC, _RWF_SYNCS, _MS_SYNC = 0x1000, 6, 4
+_O_DSYNC, _RWF_SYNCS = 0x1000, 6
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 """Reads what the machine has in its memory from its disk instead, as fast as that can."""
-_MADV_COLD, _MADV_PAGEOUT = 20, 21
-_MAP_HUGETLB, _MFD_HUGETLB = 0x40000, 4
-"""Huge pages are the machine's, which has a number of them set aside, and no cgroup of memory counts them."""
-_MANY_SEMAPHORES = 0x7FFFFFC0
-"""64 or more in one set: the kernel holds 32,000 sets for a sandbox, in memory that nothing but a cgroup counts."""
-_SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE = 1, 13, 4
-_SOL_TCP, _TCP_LINGER2, _TCP_USER_TIMEOUT = 6, 8, 18
-"""How long a closed connection stays whose other end is silent: up to 24 days, after its sandbox too. See `jail`."""
-_SO_BUFFERS = (7, 8)
-"""SO_SNDBUF and SO_RCVBUF: only some cgroups count what sockets hold, and at the usual size each holds little."""
-_SO_ATTACH = (26, 50, 51, 52)
-"""SO_ATTACH_FILTER, BPF, REUSEPORT_CBPF and EBPF: all programs in the kernel share one limit of memory."""
+
+
+def _flagged(*types: int) -> tuple[int, ...]:
+    """Return types of sockets as calls give them: without and with flags."""
+    return tuple(type_ | flags for type_ in types for flags in (0, 0x800, 0x80000, arguments.SOCKET_FLAGS))
+
 
 REFUSED: dict[str, tuple[Rule, ...]] = {
-    "clone": (Rule(errno.EPERM, has_any(0, _CLONE_NEW)),),
-    "ioctl": (Rule(errno.EPERM, is_one_of(1, _TIOCSTI, _TIOCLINUX, _TIOCSETD, *_ON_BRIDGES)),),
+    "clone": (Rule(errno.EPERM, has_any(0, arguments.NEW_NAMESPACES)),),
+    "ioctl": (Rule(errno.EPERM, is_one_of(1, *arguments.IOCTLS)),),
     "socket": (
-        Rule(errno.EPROTONOSUPPORT, is_none_of(2, *_PROTOCOLS)),
-        Rule(errno.EAFNOSUPPORT, is_none_of(0, _AF_UNIX, _AF_INET, _AF_INET6)),
-        Rule(errno.EPROTONOSUPPORT, is_none_of(0, _AF_UNIX), is_none_of(1, *_STREAMS, *_DATAGRAMS, *_RAW)),
-        Rule(errno.ESOCKTNOSUPPORT, is_none_of(0, _AF_UNIX), is_one_of(1, *_STREAMS), is_none_of(2, 0, 6)),
-        Rule(errno.ESOCKTNOSUPPORT, is_one_of(0, _AF_INET), is_one_of(1, *_DATAGRAMS), is_one_of(2, 6, 58)),
-        Rule(errno.ESOCKTNOSUPPORT, is_one_of(0, _AF_INET6), is_one_of(1, *_DATAGRAMS), is_one_of(2, 1, 6)),
+        Rule(errno.EPROTONOSUPPORT, is_none_of(2, *arguments.PROTOCOLS)),
+        Rule(errno.EAFNOSUPPORT, is_none_of(0, *arguments.FAMILIES)),
+        Rule(errno.EPERM, is_none_of(0, arguments.AF_UNIX), is_one_of(1, *_flagged(arguments.RAW))),
+        Rule(
+            errno.EPROTONOSUPPORT,
+            is_none_of(0, arguments.AF_UNIX),
+            is_none_of(1, *_flagged(arguments.STREAM, arguments.DATAGRAM)),
+        ),
+        *(
+            Rule(errno.ESOCKTNOSUPPORT, is_one_of(0, family), is_one_of(1, *_flagged(type_)), is_none_of(2, *protocols))
+            for (family, type_), protocols in arguments.SOCKETS.items()
+        ),
     ),
-    "socketpair": (Rule(errno.EAFNOSUPPORT, is_none_of(0, _AF_UNIX)),),
+    "socketpair": (Rule(errno.EAFNOSUPPORT, is_none_of(0, arguments.AF_UNIX)),),
     "fcntl": (
         Rule(errno.EPERM, is_one_of(1, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ)),
         Rule(errno.EINVAL, is_one_of(1, _F_SETFL), has_any(2, _O_DIRECT)),
     ),
     "open": (Rule(errno.EINVAL, has_any(1, _O_DIRECT)),),
     "openat": (Rule(errno.EINVAL, has_any(2, _O_DIRECT)),),
-    "prctl": (Rule(errno.EINVAL, is_one_of(0, _PR_SET_SECCOMP, _PR_SCHED_CORE, _PR_FUTEX_HASH)),),
-    "mmap": (Rule(errno.ENOMEM, has_any(3, _MAP_HUGETLB)),),
-    "memfd_create": (Rule(errno.ENOMEM, has_any(1, _MFD_HUGETLB)),),
-    "semget": (Rule(errno.ENOSPC, has_any(1, _MANY_SEMAPHORES)),),
+    "prctl": (Rule(errno.EINVAL, is_one_of(0, *arguments.PRCTLS)),),
+    "mmap": (Rule(errno.ENOMEM, has_any(3, arguments.MAP_HUGETLB)),),
+    "memfd_create": (Rule(errno.ENOMEM, has_any(1, arguments.MFD_HUGETLB)),),
+    "semget": (Rule(errno.ENOSPC, has_any(1, arguments.MANY_SEMAPHORES)),),
     "seccomp": (Rule(errno.EINVAL, is_one_of(0, *_SECCOMP_SETS)),),
-    "setsockopt": (Rule(errno.EPERM, is_one_of(1, _SOL_SOCKET), is_one_of(2, *_SO_ATTACH)),),
+    "setsockopt": (Rule(errno.EPERM, is_one_of(1, arguments.SOL_SOCKET), is_one_of(2, *arguments.SO_ATTACH)),),
     "prlimit64": (Rule(errno.EPERM, is_none_of(0, 0)),),  # its own limits only
 }
 REFUSED_WITHOUT_NAMESPACES: dict[str, tuple[Rule, ...]] = {
@@ -186,13 +174,13 @@ REFUSED_WITHOUT_NAMESPACES: dict[str, tuple[Rule, ...]] = {
 }
 LIES: dict[str, tuple[Rule, ...]] = {
     "setsockopt": (
-        Rule(LIE, is_one_of(1, _SOL_SOCKET), is_one_of(2, _SO_LINGER, *_SO_BUFFERS)),
-        Rule(LIE, is_one_of(1, _SOL_TCP), is_one_of(2, _TCP_LINGER2, _TCP_USER_TIMEOUT)),
+        Rule(LIE, is_one_of(1, arguments.SOL_SOCKET), is_one_of(2, arguments.SO_LINGER, *arguments.SO_BUFFERS)),
+        Rule(LIE, is_one_of(1, arguments.SOL_TCP), is_one_of(2, *arguments.TCP_WAITS)),
     ),
-    "madvise": (Rule(LIE, is_one_of(2, _MADV_COLD, _MADV_PAGEOUT)),),
-    "msync": (Rule(LIE, has_any(2, _MS_SYNC)),),
-    "setrlimit": (Rule(LIE, is_one_of(0, _RLIMIT_CORE)),),
-    "prlimit64": (Rule(LIE, is_one_of(1, _RLIMIT_CORE), is_given(2)),),  # a new limit; asking for it is none
+    "madvise": (Rule(LIE, is_one_of(2, *arguments.MADVICE)),),
+    "msync": (Rule(LIE, has_any(2, arguments.MS_SYNC)),),
+    "setrlimit": (Rule(LIE, is_one_of(0, arguments.RLIMIT_CORE)),),
+    "prlimit64": (Rule(LIE, is_one_of(1, arguments.RLIMIT_CORE), is_given(2)),),  # a new limit; asking for it is none
 }
 
 
