@@ -29,7 +29,6 @@ from agent_rl.sandboxes.base import Limits
 from agent_rl.sandboxes.client import remote
 from agent_rl.sandboxes.docker import DockerSandboxes, Engine, image
 from agent_rl.sandboxes.docker.container import (
-    ALLOWED,
     EXPIRES,
     OVERHEAD,
     PROCESS,
@@ -39,10 +38,11 @@ from agent_rl.sandboxes.docker.container import (
     identity,
     is_orphan,
     labels,
-    seccomp_profile,
 )
 from agent_rl.sandboxes.docker.loopback import HOSTS, PREFIX, Loopback, collect_hosts
+from agent_rl.sandboxes.docker.seccomp import ALLOWED, seccomp_profile
 from agent_rl.sandboxes.e2b import E2BSandboxes
+from agent_rl.sandboxes.local.seccomp import ADVICE, SYNCS
 from agent_rl.sandboxes.registry import make_backend
 
 # The stream
@@ -64,7 +64,7 @@ def test_stdout_is_extracted_from_any_chunks(pieces: list[tuple[int, bytes]], st
 DANGEROUS = """
 add_key bpf clone3 chroot fsopen init_module io_setup io_uring_setup kcmp kexec_load keyctl mount mq_open personality
 name_to_handle_at open_by_handle_at open_tree perf_event_open pidfd_getfd pivot_root process_vm_readv process_vm_writev
-ptrace reboot setns settimeofday socketcall swapon sync syslog umount2 unshare userfaultfd
+ptrace fsync reboot setns settimeofday socketcall swapon sync syslog umount2 unshare userfaultfd
 """
 NEEDED = (
     "brk clone close execve exit_group fork futex getrandom ioctl kill mmap openat pipe2 poll prctl read wait4 write"
@@ -84,8 +84,10 @@ def test_seccomp_profile_allows_python_and_no_danger() -> None:
 
 def test_seccomp_profile_checks_arguments() -> None:
     rules = [r for r in json.loads(seccomp_profile())["syscalls"] if "args" in r]
-    sockets = {r["args"][0]["value"] for r in rules if r["names"] == ["socket"]}
-    assert sockets == {1, 2, 10}
+    sockets = [r["args"] for r in rules if r["names"] == ["socket"]]
+    assert {args[0]["value"] for args in sockets} == {1, 2, 10}
+    kinds = {(args[0]["value"], args[1]["valueTwo"]) for args in sockets if args[0]["value"] != 1}
+    assert kinds == {(family, kind) for family in (2, 10) for kind in (1, 2)}  # of streams and datagrams
     (clone,) = [r["args"][0] for r in rules if r["names"] == ["clone"]]
     assert clone["op"] == "SCMP_CMP_MASKED_EQ" and clone["valueTwo"] == 0
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
@@ -93,16 +95,27 @@ def test_seccomp_profile_checks_arguments() -> None:
     assert not clone["value"] & 0x10100  # threads share memory and are of one group
     for name, at, huge in (("mmap", 3, 0x40000), ("memfd_create", 1, 4)):
         assert [r["args"] for r in rules if r["names"] == [name]] == [[{**clone, "index": at, "value": huge}]]
-    tests = [r["args"][0] for r in rules if r["names"] == ["ioctl"]]
-    for value, allowed in ((0x5401, True), (0x5423, False), (1 << 32 | 0x5423, False)):
-        assert any(value & test["value"] == test["valueTwo"] for test in tests) is allowed
+
+
+def test_seccomp_profile_pretends_to_write_out() -> None:
+    """With the calls that the local filter answers so, as an honest program stops where `fsync` fails."""
+    rules = json.loads(seccomp_profile())["syscalls"]
+    (lies,) = [set(rule["names"]) for rule in rules if "fsync" in rule["names"]]
+    assert lies == {*SYNCS, *ADVICE}
+    assert [rule["errnoRet"] for rule in rules if "fsync" in rule["names"]] == [0]
+    told = {rule["args"][0]["valueTwo"]: rule.get("errnoRet") for rule in rules if rule["names"] == ["msync"]}
+    assert told == {0: None, 4: 0}
+
+
+BY_MODULES = [0x5412, 0x541C, 0x5423, 0x8940, 0x8941, 0x8982, 0x8983, 0x89A0, 0x89A1]
+"""Requests of terminals, bridges and VLANs, most of which have the host load a module."""
 
 
 @pytest.mark.parametrize(
     ("call", "at", "refused"),
     [
-        *(("prctl", 0, [22]), ("setrlimit", 0, [4]), ("prlimit64", 1, [4])),
-        *(("setsockopt", 1, [1, 6]), ("ioctl", 1, [0x5423])),
+        *(("prctl", 0, [22, 62, 78]), ("setrlimit", 0, [4]), ("prlimit64", 1, [4]), ("madvise", 2, [20, 21])),
+        *(("setsockopt", 1, [1, 6]), ("ioctl", 1, BY_MODULES)),
     ],
 )
 def test_seccomp_profile_compares_lower_halves(call: str, at: int, refused: list[int]) -> None:
@@ -110,7 +123,7 @@ def test_seccomp_profile_compares_lower_halves(call: str, at: int, refused: list
     rules = [r["args"] for r in json.loads(seccomp_profile())["syscalls"] if r["names"] == [call] and "args" in r]
     looking = [test for args in rules for test in args if test["index"] == at]
     tests = [test for test in looking if test["op"] == "SCMP_CMP_MASKED_EQ"]
-    for value in (*range(70), 0x5423, 1 << 31):
+    for value in (*range(90), 0x5401, *BY_MODULES, 1 << 31):
         for upper in (0, 1 << 32, 1 << 63):
             allowed = any((upper | value) & test["value"] == test["valueTwo"] for test in tests)
             assert allowed is (value not in refused), (value, upper)
@@ -130,6 +143,8 @@ def test_confinement_sets_the_container_limits() -> None:
     assert all("uid=4242" in m and "nr_inodes=7" in m and "nosuid" in m for m in mounted.values())
     assert f"size={2**20}" in mounted["/work"] and f"size={2**20}" in mounted["/tmp"]
     assert any_user() > 2**20
+    sysctls = config["Sysctls"]
+    assert isinstance(sysctls, dict) and sysctls["net.ipv4.tcp_wmem"] == sysctls["net.ipv4.tcp_rmem"]
 
 
 def test_is_orphan_checks_process_and_expiry() -> None:
