@@ -236,7 +236,10 @@ def test_docker_raises_sandbox_error_for_unusable_image(engine: Engine) -> None:
     assert "python3" in refuses(engine.host, "agent-rl/empty:1")
 
 
-@pytest.mark.parametrize("suite", [*SUITES, *(f"tests/sandbox/test_{name}.py" for name in ("snapshots", "plots"))])
+MORE_SUITES = tuple(f"tests/sandbox/test_{name}.py" for name in ("snapshots", "plots", "sabotage", "host_load"))
+
+
+@pytest.mark.parametrize("suite", [*SUITES, *MORE_SUITES])
 def test_docker_passes_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
     command = [sys.executable, "-m", "pytest", "-m", "sandbox", suite, "-k", "docker", "--tb=short"]
     ran = subprocess.run(

@@ -262,7 +262,7 @@ done
 
 
 def test_interpreter_of_a_sandbox_stays_in_its_place(box, backend, run):
-    if backend.needs is not None:
+    if backend.needs is not None and backend.name != "docker":
         pytest.skip("its place is the image's")
     assert run(box.run_python(REPLACE)).value == "[]"
     assert run(box.exec(["python3", "-c", "print(6 * 7)"])).stdout == "42\n"
