@@ -41,7 +41,7 @@ SYNCS = ("sync", "syncfs", "fsync", "fdatasync", "sync_file_range")
 """The calls that have the host write its disks out, as often as code likes."""
 MS_SYNC = 4
 MADVICE = (20, 21)
-"""MADV_COLD and MADV_PAGEOUT: of a mapped file, they would drop what the machine keeps in memory of it."""
+"""MADV_COLD and MADV_PAGEOUT: what the machine keeps in memory of a mapped file goes first, or at once."""
 RLIMIT_CORE = 4
 SOL_SOCKET, SO_LINGER, SO_BUFFERS = 1, 13, (7, 8)
 """SO_LINGER: closing such a socket keeps its closer in the kernel. SO_SNDBUF and SO_RCVBUF: only some cgroups count

@@ -16,9 +16,9 @@ away:
   of sockets and of system calls share one limit of memory with other containers' seccomp. Nor does code get a table for
   futexes, large sets of semaphores, huge pages, or a core without other threads (PR_SCHED_CORE);
 - what they pretend to do, too. The calls succeed and do nothing, as programs would stop at an error: `fsync`, `sync`,
-  `msync` and their like make the host write its disks out, as often as one likes; `fadvise64`, and two advices of
-  `madvise`, would drop a file of the image from the host's memory, for all containers; closing a socket that lingers
-  can block a thread of the kernel's; larger buffers of sockets take memory that only some cgroups count; with
+  `msync` and their like make the host write its disks out, as often as one likes; `fadvise64` would drop a file of the
+  image from the host's memory, for all containers, and two advices of `madvise` have it go first; closing a socket that
+  lingers can block a thread of the kernel's; larger buffers of sockets take memory that only some cgroups count; with
   `TCP_USER_TIMEOUT` and `TCP_LINGER2` a closed connection could outlive the container by days; and a limit of cores of
   1 is all that keeps the kernel from running the host's handler;
 - `name_to_handle_at`, `statmount`, `listmount`: they tell of the host's file systems. `fanotify_mark`, `adjtimex`,
