@@ -79,14 +79,23 @@ NO_RATIO = "the objective has no ratio to old, which is only reported"
 COUNTED = "a mean over episodes, and none lost all its tokens"
 IDLE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "count_zero_advantage": {
-        BY_TOKEN: ("a2c", "ppo", "ppo-paper", "reinforce_pp", "reinforce_pp-paper", "vineppo", "vineppo-paper"),
+        BY_TOKEN: (
+            "a2c",
+            "a2c-paper",
+            "ppo",
+            "ppo-paper",
+            "reinforce_pp",
+            "reinforce_pp-paper",
+            "vineppo",
+            "vineppo-paper",
+        ),
         KEPT: ("cispo-paper", "dapo", "dapo-paper", "olmo3", "scalerl"),
         "a return is hardly ever 0": ("reinforce",),
         "the KL in the reward leaves no advantage at 0": ("rloo-paper",),
         "an episode that is kept has the advantage 1": ("rft", "rft-paper"),
     },
     "proximal": {
-        NO_RATIO: ("a2c", "gpg", "reinforce", "remax", "rloo", "rft", "rft-paper"),
+        NO_RATIO: ("a2c", "a2c-paper", "gpg", "reinforce", "remax", "remax-paper", "rloo", "rft", "rft-paper"),
         "it compares with mu itself": ("m2po", "m2po-paper"),
     },
     "denominators=kept": {COUNTED: ("minirl", "reinforce", "remax", "rloo", "rloo-paper")},

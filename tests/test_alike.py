@@ -12,8 +12,8 @@ from agent_rl.config import choices
 from tests.fidelity import preset
 from tests.test_properties import SCORES, rows, slope
 
-CHOSEN = ("shaping", "filters", "refill", "vine")
-"""Settings of which episodes there are, and what they score."""
+CHOSEN = ("shaping", "filters", "refill", "vine", "entropy")
+"""Settings of which episodes there are, and what they score, and the bonus that the slopes here leave out."""
 
 
 def test_same_updates_are_those_of_equal_direction() -> None:

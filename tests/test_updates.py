@@ -177,7 +177,7 @@ def test_auto_recomputes_old_only_where_it_is_read() -> None:
     assert not pairs.sampled_elsewhere().recomputes_old
 
 
-TAKEN_FOR_FRESH = {"a2c", "gpg", "reinforce", "remax", "rloo", "rloo-paper"}
+TAKEN_FOR_FRESH = {"a2c", "a2c-paper", "gpg", "reinforce", "remax", "remax-paper", "rloo", "rloo-paper"}
 """Presets whose objective has no ratio and no mask: nothing in them knows who sampled the tokens."""
 LEFT_OUT = {"decoupled_ppo-paper", "dpo", "gspo", "icepop", "icepop-paper", "m2po", "m2po-paper", "rft", "rft-paper"}
 """Presets that drop what has drifted, episode by episode or for good, or learn from any policy's. All others learn less

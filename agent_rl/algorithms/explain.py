@@ -74,10 +74,12 @@ def _updates(config: AlgorithmConfig) -> Iterator[str]:
 UPDATES_OF_SOURCES = {
     "cispo": "16   -- MiniMax-M1 2025, sec. 3.1",
     "dapo": "16, a mini-batch each   -- Yu et al. 2025, sec. 4.1",
+    "dr_grpo": "8, a mini-batch each   -- the authors' scripts",
     "gdpo": "4, a mini-batch each   -- the authors' script",
     "gspo": "4, a mini-batch each   -- Zheng et al. 2025, sec. 5.1",
     "m2po": "4, a mini-batch each   -- the authors' script",
     "ppo": "320, 10 epochs of 32 mini-batches   -- Schulman et al. 2017, table 3",
+    "reinforce_pp": "8, a mini-batch each   -- OpenRLHF's defaults",
     "vineppo": "8, a mini-batch each   -- the authors' configuration",
 }
 """How many updates a batch gets in the source of a preset, where that is more than one."""
