@@ -226,7 +226,7 @@ def test_length_l1_requires_a_target_in_tasks(task, found):
     [
         ({"advantage": "optimal-baseline", "proximal": "rollout"}, "set proximal=auto or recompute"),
         ({"negative_mask": "opsm"}, "delta: field required"),
-        ({"negative_mask": {"name": "opsm", "delta": 0}}, "delta: input should be greater than 0"),
+        ({"negative_mask": {"name": "opsm", "delta": 0}}, "delta=0: input should be greater than 0"),
         ({"shaping": ["length-l1"]}, "target: field required"),
         ({"shaping": [{"name": "length-l1", "target": 0}]}, "target"),
     ],

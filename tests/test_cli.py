@@ -162,7 +162,7 @@ def test_play_without_stdin_ends() -> None:
 def test_algorithms_lists_formulas_and_train_explains_one(capsys: pytest.CaptureFixture[str]) -> None:
     status, listed, _ = call(capsys, "algorithms")
     assert status == 0 and all(name in listed for name in choices("algorithm"))
-    assert "= gpg, minirl, rloo at ratio 1" in listed and "rloo-paper" in listed
+    assert "= dr_grpo-paper, gpg, minirl, rloo at ratio 1" in listed and "rloo-paper" in listed
     assert "4 updates a batch" in listed
     status, explained, _ = call(capsys, "train", "algorithm=icepop", "algorithm.weight.low=0.4", "--explain")
     assert status == 0 and "icepop (low=0.4, high=5.0)" in explained and "old is recomputed" in explained
