@@ -168,3 +168,17 @@ def test_verl_refuses_a_renderer_that_can_not_be_made(tmp_path: Path) -> None:
         check(renderer={"name": "template"})
     given = {"actor_rollout_ref.model.custom_chat_template": template}
     assert "agent_rl writes tools" in str(check(renderer={"name": "template"}, verl=given))
+
+
+class Toolless:
+    """A renderer that refuses tools; implements `Renderer`."""
+
+    stop_ids, reply = RENDERER.stop_ids, RENDERER.reply
+
+    def prompt(self, messages: list[Message], tools: object) -> list[int]:
+        raise RenderError("the renderer leaves tools out")
+
+
+def test_openings_that_no_renderer_takes_are_refused() -> None:
+    with pytest.raises(RenderError, match=r"^the renderer leaves tools out$"):
+        check_fit(jobs(), Toolless(), 999, "rollout.context")  # type: ignore[arg-type]

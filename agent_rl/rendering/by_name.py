@@ -56,7 +56,8 @@ def load_renderer(tokenizer: PreTrainedTokenizerBase, renderer: RendererConfig |
     """Return the renderer that fits a tokenizer, or the one that is asked for.
 
     What fits is, in this order: what `remember_renderer` left in its files, the family of its name on Hugging Face's
-    hub, the family that renders as its chat template does, and the chat template itself, proven.
+    hub, the family that renders as its chat template does, and the chat template itself, proven. A family that leaves
+    tools out is passed over.
 
     Args:
         tokenizer: the model's.
@@ -66,16 +67,27 @@ def load_renderer(tokenizer: PreTrainedTokenizerBase, renderer: RendererConfig |
         ConfigError: if there is no renderer of that name, or it has no such option.
         RenderError: if the tokenizer does not fit the renderer.
     """
-    from agent_rl.rendering.families import family_of, matching_family
-
     config = _with_remembered(tokenizer, RendererConfig(name=renderer) if isinstance(renderer, str) else renderer)
-    name = config.name or family_of(tokenizer.name_or_path) or matching_family(tokenizer) or "template"
+    if config.name is None and (family := _fitting_family(tokenizer, config)) is not None:
+        return family
+    name = config.name or "template"
     factory = _factory(name)
     takes = inspect.signature(factory).parameters
     if config.options and "options" not in takes:
         raise ConfigError(f"renderer={name} has no options, got {config.options}: leave out renderer.options")
     settings = {"missing": config.missing, "options": config.options}
     return factory(tokenizer, **{key: value for key, value in settings.items() if key in takes})
+
+
+def _fitting_family(tokenizer: PreTrainedTokenizerBase, config: RendererConfig) -> Renderer | None:
+    """Return the renderer of a tokenizer's family; None if it has none, or one that leaves tools out."""
+    from agent_rl.rendering.families import FamilyRenderer, family_of, matching_family
+
+    name = family_of(tokenizer.name_or_path) or matching_family(tokenizer)
+    if name is None:
+        return None
+    renderer = FamilyRenderer(tokenizer, name, config.options)
+    return renderer if renderer.shows_tools else None
 
 
 def require_renderer(name: str | None) -> None:

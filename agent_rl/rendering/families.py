@@ -13,24 +13,27 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.chat_format import message_dict, require_text, tool_dicts
 from agent_rl.rendering.hermes import require_shallow, write_call
+from agent_rl.rendering.template_proof import TOOL, WORDS
 
 if TYPE_CHECKING:
     import renderers
     from transformers import PreTrainedTokenizerBase
 
-_HELLO = Message("user", "Hello")
+_HELLO, _BRIEF = Message("user", "Hello"), Message("system", "s")
 _TOOL = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}
 _TOOLS = [{"type": "function", "function": _TOOL}]
 _CALL = Message("assistant", "b", reasoning="a", tool_calls=(ToolCall("functions.f:0", "f", {"x": "1"}),))
 _RESULT = Message("tool", "2", tool_call_id="functions.f:0", name="f")
 _CONVERSATIONS = (
     [_HELLO],
-    [Message("system", "s"), _HELLO, _CALL, _RESULT],
+    [_BRIEF, _HELLO, _CALL, _RESULT],
     [_HELLO, _CALL, _RESULT, _CALL, _RESULT, Message("assistant", "c", reasoning="d"), _HELLO],
 )
 """With all that has a frame: tools, system, reasoning, calls, results, a later question."""
 _UNREADABLE = (ValueError, RecursionError)
 """What `renderers` lets through from JSON: numbers of 5,000 digits, thousands of open brackets."""
+_UNFIT = (AssertionError, LookupError, TypeError, ValueError)
+"""What its families raise of a tokenizer that is not theirs, or of a conversation that they don't render."""
 
 
 def families() -> tuple[str, ...]:
@@ -125,15 +128,29 @@ class FamilyRenderer:
             raise ConfigError(f"renderer family {name!r} does not take the options {options!r}: {error}") from error
         try:
             self._renderer = _create(tokenizer, config)
-        except (AssertionError, TypeError, ValueError) as error:
+        except _UNFIT as error:
             raise RenderError(f"the tokenizer does not fit the family {name!r}: {error}") from error
-        self._tokenizer = tokenizer
+        except RuntimeError as error:  # of gpt-oss, whose package gets its vocabulary from the network
+            raise RenderError(f"the family {name!r} can't be used here: {error}") from error
+        self._tokenizer, self._family = tokenizer, name
         self.stop_ids: frozenset[int] = frozenset(self._renderer.get_stop_token_ids())
+        self.shows_tools: bool = all(self._shows_tool(messages) for messages in ([_HELLO], [_BRIEF, _HELLO]))
+        """Whether a made-up tool comes out in a prompt; if not, a conversation with tools is refused."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
-        """Render the whole conversation up to the header of the policy's reply."""
+        """Render the whole conversation up to the header of the policy's reply.
+
+        Raises:
+            RenderError: if there are no messages, or there are tools and the family does not show them.
+        """
         if not messages:
             raise RenderError("no messages to render: an environment's reset must return at least one")
+        if tools and not self.shows_tools:
+            raise RenderError(
+                f"the renderer of the family {self._family!r} leaves tools out of the prompt, and the environment has "
+                f"{', '.join(repr(tool.name) for tool in tools)}: set renderer=template, which writes them into the "
+                "system message if the model's chat template leaves them out, too"
+            )
         ids: list[int] = self._render(messages, tools, generate=True).token_ids
         return ids
 
@@ -181,6 +198,13 @@ class FamilyRenderer:
         ids: list[int] = whole.token_ids[len(header) : end]
         return ids if ids and ids[-1] in self.stop_ids else [*ids, self._renderer.get_stop_token_ids()[0]]
 
+    def _shows_tool(self, messages: Sequence[Message]) -> bool:
+        try:
+            shown = self._decode(self._render(messages, [TOOL], generate=True).token_ids)
+        except _UNFIT:
+            return False
+        return all(word in shown for word in WORDS)
+
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
@@ -222,8 +246,8 @@ def _create(tokenizer: PreTrainedTokenizerBase, config: renderers.RendererConfig
 
     usual = renderers.create_renderer(tokenizer, config)
     careful_tokenizer = copy.deepcopy(tokenizer)
-    careful_tokenizer.split_special_tokens = True
     careful = renderers.create_renderer(careful_tokenizer, config)
+    careful_tokenizer.split_special_tokens = True  # not sooner: DeepSeek's encode them to find their ids
     return careful if _probe(careful) == _probe(usual) else usual
 
 

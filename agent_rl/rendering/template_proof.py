@@ -18,12 +18,12 @@ _LOOK = ToolCall("call_0", "look", {"at": "sky", "far": True, "count": 7, "unit"
 _CALL = Message("assistant", "I look.", reasoning=THOUGHT, tool_calls=(_LOOK,))
 _TWO_CALLS = Message("assistant", "I look.", tool_calls=(_LOOK, ToolCall("call_1", "wait")))
 _RESULT = Message("tool", "blue as ever", tool_call_id="call_0", name="look")
-_WORDS = ("quorvex", "Brimdal", "plenza", "Vostrik")
+WORDS = ("quorvex", "Brimdal", "plenza", "Vostrik")
 """That no template has: a tool's name and description, its argument's name and description."""
-_TOOL = ToolSpec(
-    _WORDS[0],
-    f"The {_WORDS[1]} way.",
-    {"type": "object", "properties": {_WORDS[2]: {"type": "string", "description": f"Any {_WORDS[3]}."}}},
+TOOL = ToolSpec(
+    WORDS[0],
+    f"The {WORDS[1]} way.",
+    {"type": "object", "properties": {WORDS[2]: {"type": "string", "description": f"Any {WORDS[3]}."}}},
 )
 _PROBES: tuple[tuple[tuple[Message, ...], Message], ...] = (
     ((HELLO, _ANSWER), AGAIN),
@@ -43,7 +43,7 @@ class Proof:
 
     def broken(self) -> Iterator[tuple[str, BreakError]]:
         """Yield the role of each message in front of which the template rewrites what it rendered, and how."""
-        toolsets = ((), (_TOOL,)) if self.template.support.tools == "template" else ((),)
+        toolsets = ((), (TOOL,)) if self.template.support.tools == "template" else ((),)
         for history, new in _PROBES:
             try:
                 for tools in toolsets:  # some templates put them in front of the last question
@@ -59,7 +59,7 @@ class Proof:
         """
         if not self._comes_out([_SYSTEM, HELLO], (), _SYSTEM.content):
             self.template.support = replace(self.template.support, system="user")
-        if not (self._comes_out([HELLO], [_TOOL], *_WORDS) and self._comes_out([_SYSTEM, HELLO], [_TOOL], *_WORDS)):
+        if not (self._comes_out([HELLO], [TOOL], *WORDS) and self._comes_out([_SYSTEM, HELLO], [TOOL], *WORDS)):
             self.template.support = replace(self.template.support, tools="system")
         problem = self._choose_reasoning() or self._choose_calls()
         if problem is not None and not (may_break and isinstance(problem, BreakError)):

@@ -11,11 +11,11 @@ from statistics import median
 
 from agent_rl.core.episode import Origin
 from agent_rl.core.messages import JSON, Message
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, RenderError
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.mixture import members_of
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.policy.base import AnyPolicy
+from agent_rl.policy.base import AnyPolicy, unread
 from agent_rl.policy.scripted import Scripted, ScriptedConversation
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering.base import Renderer
@@ -70,6 +70,7 @@ def check_fit(jobs: Sequence[Job], renderer: Renderer, context: int | None, sett
 
     Raises:
         ConfigError: if no opening leaves room for a reply.
+        RenderError: if the renderer refuses every opening, such as one of a family that leaves tools out.
     """
     first = [next(members) for _, members in islice(groupby(jobs, lambda job: job.group_id), CHECKED)]
     budget = (first[0].budget or first[0].spec.budget).tokens if first else None
@@ -77,6 +78,8 @@ def check_fit(jobs: Sequence[Job], renderer: Renderer, context: int | None, sett
     if limit is None or not first:
         return None
     probes = outside_loop(lambda: asyncio.run(_measure(first, renderer)))
+    if refusal := _refusal(probes):
+        raise refusal
     name = "budget.tokens" if limit == budget else setting
     env, openings = first[0].spec.id, [p.opening for p in probes if p.opening]
     if openings and min(openings) >= limit:
@@ -95,6 +98,12 @@ def check_fit(jobs: Sequence[Job], renderer: Renderer, context: int | None, sett
     )
 
 
+def _refusal(probes: Sequence[_Probe]) -> RenderError | ConfigError | None:
+    """Return why the renderer took no opening; None if it took one."""
+    refusals = [p.refusal for p in probes if p.refusal is not None]
+    return refusals[0] if len(refusals) == len(probes) else None
+
+
 def _described(sizes: Sequence[int]) -> str:
     return f"{median(sizes):g} (at most {max(sizes)})"
 
@@ -104,10 +113,14 @@ class _Probe:
     """A policy that plays the environment's oracle, if there is one, and measures it."""
 
     renderer: Renderer
+    env: str
+    """Its id."""
     opening: int = 0
     """Tokens before the first reply; 0 if `reset` failed."""
     whole: int = 0
     """Tokens of an episode of the oracle; 0 if there is none, or it failed."""
+    refusal: RenderError | ConfigError | None = None
+    """Why the renderer did not take the opening."""
 
     def start_in(self, env: Env, seed: int) -> _Conversation:
         """Begin an episode."""
@@ -120,7 +133,11 @@ class _Conversation(ScriptedConversation):
         self._probe = probe
 
     def observe(self, messages: Sequence[Message]) -> int:
-        length = super().observe(messages)
+        try:
+            length = super().observe(messages)
+        except RenderError as error:
+            self._probe.refusal = unread(error, messages, self._probe.env)
+            raise
         self._probe.opening = self._probe.opening or length
         return length
 
@@ -137,7 +154,7 @@ async def _measure(jobs: Sequence[Job], renderer: Renderer) -> list[_Probe]:
         if episode.error is None:
             probe.whole = max(map(len, episode.trajectories), default=0)
 
-    probes = [_Probe(renderer) for _ in jobs]
+    probes = [_Probe(renderer, job.spec.id) for job in jobs]
     with suppress(TimeoutError):
         async with asyncio.timeout(SECONDS):
             await asyncio.gather(*map(measure, jobs, probes))
