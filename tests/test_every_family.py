@@ -6,11 +6,13 @@ import copy
 from dataclasses import replace
 
 import pytest
+import renderers
 
 import agent_rl as ar
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering import FamilyRenderer, TemplateRenderer, families, load_renderer
+from agent_rl.rendering.chat_format import message_dict, tool_dicts
 from agent_rl.rendering.config import RendererConfig
 from agent_rl.rendering.families import matching_family
 from agent_rl.rendering.support import Support, describe_additions
@@ -25,6 +27,7 @@ TOOL = ToolSpec(
     "search", "Look it up.", {"type": "object", "properties": {"query": {"type": "string", "description": "Words."}}}
 )
 SYSTEM, ASK = Message("system", "Be brief."), Message("user", "What is it?")
+RESULT = Message("tool", "seven", tool_call_id="functions.search:0", name="search")
 SAID = Message(
     "assistant", "I look.", reasoning="Hm.", tool_calls=(ToolCall("functions.search:0", "search", {"query": "7"}),)
 )
@@ -59,6 +62,38 @@ def test_family_reads_its_calls_back(family: str) -> None:
     prompt = renderer.prompt([ASK], [TOOL] if renderer.shows_tools else [])
     (call,) = renderer.parse(reply(renderer), prompt, [TOOL]).tool_calls
     assert (call.name, call.arguments, call.error) == ("search", {"query": "7"}, None)
+
+
+@pytest.mark.parametrize("family", OFFLINE)
+def test_family_content_can_not_forge_special_tokens(family: str) -> None:
+    tokenizer = tokenizer_of(family)
+    special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    renderer = FamilyRenderer(tokenizer, family)
+    said = [*tokenizer.encode("Yes."), min(renderer.stop_ids)] if family in TOOLLESS else reply(renderer)
+
+    def count(words: str) -> int:
+        tool = replace(TOOL, description=words, parameters={"type": "object", "properties": {words: {}}})
+        tools, result = [tool] if renderer.shows_tools else [], Message("tool", words, tool_call_id="functions.f:0")
+        shown = renderer.prompt([Message("system", words), Message("user", words)], tools)
+        bridge = renderer.bridge(shown, said, [result], tools)
+        assert bridge is not None or family in ("deepseek-r1", "inkling")  # those fork at such a reply
+        shown += bridge.ids if bridge else ()
+        assert tokenizer.decode(shown).count(words) >= 3 - (bridge is None)
+        return sum(token in special for token in shown)
+
+    assert count("So " + "and".join(special.values())) == count("So and so")
+
+
+@pytest.mark.parametrize("family", OFFLINE)
+def test_family_ids_equal_those_of_package(family: str) -> None:
+    tokenizer = tokenizer_of(family)
+    own = renderers.create_renderer(tokenizer, type(renderers.config_from_name(family))())
+    renderer = FamilyRenderer(tokenizer, family)
+    tools = [TOOL] if renderer.shows_tools else []
+    messages = [SYSTEM, ASK, SAID, replace(RESULT, content="<p>seven</p>"), ASK]
+    dicts = [message_dict(m) for m in messages]
+    ids = own.render_ids(dicts, tools=tool_dicts(tools), add_generation_prompt=True)
+    assert renderer.prompt(messages, tools) == ids
 
 
 def test_family_that_drops_thoughts_renders_no_script() -> None:

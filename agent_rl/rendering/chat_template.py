@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from agent_rl.core.sequences import shared_start
 from agent_rl.errors import RenderError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.chat_format import message_dict, require_text, tool_dicts
+from agent_rl.rendering.masks import Masks
 from agent_rl.rendering.support import Support
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ HELLO = Message("user", "Hello")
 THOUGHT = "Let me see."
 SAID = Message("assistant", "x", reasoning=THOUGHT)
 AGAIN = Message("user", "And then?")
-_MASK = 0x100000  # the last private plane of Unicode: one character for each special token
 
 
 class BreakError(RenderError):
@@ -44,9 +43,7 @@ class ChatTemplate:
                 "renderer=plain, or start from the model's instruct version"
             )
         self._tokenizer, self.options = tokenizer, dict(options or {})
-        special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._special_ids = frozenset(special)
-        self._masks = {token: chr(_MASK + index) for index, token in enumerate(special.values())}
+        self._masks = Masks(tokenizer)
         self.support = Support()
         self._final: tuple[int, ...] = ()
         self._final = self._find_final()
@@ -60,8 +57,9 @@ class ChatTemplate:
         from jinja2 import TemplateError
 
         require_text(messages)
-        described = [self._mask(json.dumps(tool.openai(), ensure_ascii=False)) for tool in tools]
-        masked = [m if m.role == "assistant" else replace(m, content=self._mask(m.content)) for m in messages]
+        described = [self._masks.hide(json.dumps(tool.openai(), ensure_ascii=False)) for tool in tools]
+        # an assistant's text keeps them, as it may hold tags that the template looks for
+        masked = [m if m.role == "assistant" else replace(m, content=self._masks.hide(m.content)) for m in messages]
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [message_dict(m) for m in self.support.rewrite(masked, described)],
@@ -73,11 +71,7 @@ class ChatTemplate:
         except (TemplateError, TypeError, LookupError) as error:
             roles = ", ".join(m.role for m in messages)
             raise RenderError(f"the chat template does not render a conversation of {roles}: {error}") from error
-        tokens = {mask: token for token, mask in self._masks.items() if mask in text}
-        ids: list[int] = []
-        for piece in re.split(f"([{''.join(tokens)}])", text) if tokens else [text]:
-            for part in (tokens[piece][0], tokens[piece][1:]) if piece in tokens else (piece,):
-                ids += self._tokenizer.encode(part, add_special_tokens=False)
+        ids = self._masks.encode(text)
         if self._final and not generate and tuple(ids[-len(self._final) :]) == self._final:
             del ids[-len(self._final) :]
         return ids
@@ -119,7 +113,7 @@ class ChatTemplate:
     def ends_among(self, ids: frozenset[int]) -> frozenset[int]:
         """Return those ids that can end a reply: special tokens that the template puts into none, before its close."""
         header, whole = self.render([HELLO], (), generate=True), self.render([HELLO, SAID], (), generate=False)
-        return (ids & self._special_ids) - {*whole[shared_start(header, whole) : len(whole) - len(self.close)]}
+        return (ids & self._masks.special_ids) - {*whole[shared_start(header, whole) : len(whole) - len(self.close)]}
 
     def _find_final(self) -> tuple[int, ...]:
         """Return what the template puts behind a conversation as a whole, and no more once it goes on: Phi-3's eos."""
@@ -133,19 +127,13 @@ class ChatTemplate:
         """Return what the template puts behind a reply: from its end-of-turn token on."""
         one, two = (self.render([HELLO, Message("assistant", text)], (), generate=False) for text in ("x", "7"))
         suffix = one[len(one) - shared_start(one[::-1], two[::-1]) :]
-        start = next((at for at, token in enumerate(suffix) if token in self._special_ids), None)
+        start = next((at for at, token in enumerate(suffix) if token in self._masks.special_ids), None)
         if start is None:
             raise RenderError(
                 f"no special token ends the turn in the chat template, which closes a reply with "
                 f"{self.decode(suffix)!r}: nothing tells where to stop sampling, add one"
             )
         return tuple(suffix[start:])
-
-    def _mask(self, text: str) -> str:
-        """Replace special tokens; an assistant's text keeps them, as it may hold tags that the template looks for."""
-        for token, mask in self._masks.items():
-            text = text.replace(token, mask)
-        return text
 
 
 def kind_of(messages: Sequence[Message]) -> str:

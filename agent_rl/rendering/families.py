@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.errors import ConfigError, RenderError, did_you_mean
@@ -13,6 +13,7 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.chat_format import message_dict, require_text, tool_dicts
 from agent_rl.rendering.hermes import require_shallow, write_call
+from agent_rl.rendering.masks import MaskedTokenizer, Masks
 from agent_rl.rendering.template_proof import TOOL, WORDS
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class FamilyRenderer:
         except ValueError as error:
             raise ConfigError(f"renderer family {name!r} does not take the options {options!r}: {error}") from error
         try:
-            self._renderer = _create(tokenizer, config)
+            self._renderer, self._masks = _create(tokenizer, config)
         except _UNFIT as error:
             raise RenderError(f"the tokenizer does not fit the family {name!r}: {error}") from error
         except RuntimeError as error:  # of gpt-oss, whose package gets its vocabulary from the network
@@ -160,9 +161,9 @@ class FamilyRenderer:
         """Render the ids behind `prefix + reply`; None if the family's template would rewrite these."""
         require_text(messages)
         before = [*prefix, *reply]
-        dicts = [message_dict(m) for m in messages]
+        dicts, described = self._dicts(messages, tools)
         try:
-            after = self._renderer.bridge_to_next_turn(list(prefix), list(reply), dicts, tools=tool_dicts(tools))
+            after = self._renderer.bridge_to_next_turn(list(prefix), list(reply), dicts, tools=described)
         except _UNREADABLE:  # some families parse the reply on the way
             return None
         if after is None or after.token_ids[: len(before)] != before:
@@ -212,9 +213,16 @@ class FamilyRenderer:
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], generate: bool
     ) -> renderers.RenderedTokens:
         require_text(messages)
-        return self._renderer.render(
-            [message_dict(m) for m in messages], tools=tool_dicts(tools), add_generation_prompt=generate
-        )
+        dicts, described = self._dicts(messages, tools)
+        return self._renderer.render(dicts, tools=described, add_generation_prompt=generate)
+
+    def _dicts(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[Any, Any]:
+        """Return messages and tools as `renderers` takes them; an assistant's words keep the tags that it looks for."""
+        dicts, described = [message_dict(m) for m in messages], tool_dicts(tools)
+        if self._masks is None:
+            return dicts, described
+        masked = [d if d["role"] == "assistant" else self._masks.hide_within(d) for d in dicts]
+        return masked, described and [self._masks.hide_within(tool) for tool in described]
 
 
 def _tool_call(parsed: renderers.ParsedToolCall, index: int) -> ToolCall:
@@ -236,11 +244,14 @@ def _tool_call(parsed: renderers.ParsedToolCall, index: int) -> ToolCall:
     return call
 
 
-def _create(tokenizer: PreTrainedTokenizerBase, config: renderers.RendererConfig) -> renderers.Renderer:
-    """Create the renderer, with a tokenizer that finds no special tokens in content if the family allows it.
+def _create(
+    tokenizer: PreTrainedTokenizerBase, config: renderers.RendererConfig
+) -> tuple[renderers.Renderer, Masks | None]:
+    """Create the renderer, with a tokenizer that finds no special tokens in content.
 
     `renderers` encodes content with special tokens on, so that a tool's result could forge a turn. Families that write
-    their own special tokens as ids render the same with them off; that is tried here.
+    their own special tokens as ids render the same with them off; that is tried here. For the others, `Masks` hide them
+    in content.
     """
     import renderers
 
@@ -248,7 +259,10 @@ def _create(tokenizer: PreTrainedTokenizerBase, config: renderers.RendererConfig
     careful_tokenizer = copy.deepcopy(tokenizer)
     careful = renderers.create_renderer(careful_tokenizer, config)
     careful_tokenizer.split_special_tokens = True  # not sooner: DeepSeek's encode them to find their ids
-    return careful if _probe(careful) == _probe(usual) else usual
+    if _probe(careful) == _probe(usual):
+        return careful, None
+    masks = Masks(tokenizer)
+    return renderers.create_renderer(MaskedTokenizer(tokenizer, masks), config), masks
 
 
 def _probe(renderer: renderers.Renderer) -> list[list[int] | None]:
