@@ -96,14 +96,17 @@ OWN: dict[str, dict[str, object]] = {
 """What a family needs besides."""
 
 
-def make(kind: str) -> PreTrainedModel:
-    """Return a tiny float32 model of a family, with weights so large that all of the context counts."""
+def make(kind: str, **changes: object) -> PreTrainedModel:
+    """Return a tiny float32 model of a family, with weights so large that all of the context counts.
+
+    `changes` are settings of its configuration.
+    """
     known = CONFIG_MAPPING[kind]().to_dict()
     optional = ("num_key_value_heads", "head_dim", "sliding_window", "n_inner")
     own = {name: x for name, x in SMALL.items() if name in known and (known[name] is not None or name in optional)}
     if kinds := known.get("layer_types"):
         own["layer_types"] = (list(dict.fromkeys(kinds)) * 2)[:2]
-    config = CONFIG_MAPPING[kind](**own | OWN.get(kind, {}))
+    config = CONFIG_MAPPING[kind](**own | OWN.get(kind, {}) | changes)
     with torch.device("meta"):
         size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
     if size > MOST:
