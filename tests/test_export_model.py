@@ -32,12 +32,15 @@ def logits(model) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def adapter(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an adapter of a run's checkpoint, with an effect."""
+    return write_adapter(folder, tmp_path_factory.mktemp("adapter") / "checkpoint", LoraConfig(rank=4))
+
+
+def write_adapter(folder: Path, out: Path, lora: LoraConfig) -> Path:
+    """Write an adapter of a run's checkpoint, with an effect, and return its folder."""
     model, tokenizer = load_model(folder / "checkpoint")
-    new_adapter(model, LoraConfig(rank=4), FreezeConfig(), 0)
+    new_adapter(model, lora, FreezeConfig(), 0)
     for number, parameter in enumerate(p for p in model.parameters() if p.requires_grad):
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
-    out = tmp_path_factory.mktemp("adapter") / "checkpoint"
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     return out
@@ -91,7 +94,13 @@ def test_written_names_the_cause_where_no_folder_is(tmp_path: Path) -> None:
         raise PermissionError("no rights")
 
 
-def test_export_merges_an_adapter(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("dora", [False, True])
+def test_export_merges_an_adapter(
+    dora: bool, folder: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("exported")
+    adapter = write_adapter(folder, tmp_path_factory.mktemp("adapter"), LoraConfig(rank=4, dora=dora))
+    assert json.loads((adapter / "adapter_config.json").read_text())["use_dora"] == dora
     assert main(["export", str(adapter), "-o", str(tmp_path / "merged"), "--merge"]) == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     whole, _ = load_model(adapter, merged=False)

@@ -18,6 +18,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.config import load_config
 from agent_rl.core.trajectory import Source
+from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.gym import registry
 from agent_rl.gym.registry import load_once
 from agent_rl.runs.metrics import read_metrics
@@ -99,6 +100,19 @@ def test_trained_checkpoint_equals_plain_forward(run: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(run / "checkpoint", dtype=torch.float32).eval()
     sampled = [episode for episode in episodes(run, "eval", 3) if "-sampled-" in episode.id]  # at temperature 1
     assert sampled and largest_difference(model, sampled) < 1e-4
+
+
+def test_gguf_file_equals_folder_written_of_it(start: Path) -> None:
+    (file,) = Path(str(PACKAGE and PACKAGE.origin)).parent.glob("*.gguf")  # its weights are in Q4_1
+    model, tokenizer = load_model(file)
+    written = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
+    text = "The capital of France is"
+    ids = torch.tensor([tokenizer.encode(text)])
+    assert tokenizer.decode(ids[0]) == text and ids[0].tolist() == AutoTokenizer.from_pretrained(start).encode(text)
+    with torch.no_grad():
+        logits = model(ids).logits
+        torch.testing.assert_close(logits, written(ids).logits)
+    assert tokenizer.decode(logits[0, -1].argmax()) == " Paris"
 
 
 def test_ids_and_masks_equal_chat_template(run: Path) -> None:
