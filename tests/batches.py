@@ -1,12 +1,16 @@
 """Batches at the stages that tests start from; they may write arrays of tokens down by row, `[B, T]`."""
 
+import pytest
 import torch
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
 from agent_rl.config import choices
 
-PRESETS = choices("algorithm")
+PRESETS = [
+    pytest.param(name, marks=pytest.mark.sandbox) if name.endswith("-paper") else name for name in choices("algorithm")
+]
+"""To parametrize by; NAME-paper in `make test-sandbox` alone, for time."""
 
 
 def flat(rows: Rows, array: Tensor) -> Tensor:

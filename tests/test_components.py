@@ -96,7 +96,8 @@ def test_advantage_of_wrong_shape_is_refused() -> None:
 
 def test_advantage_eps_is_a_knob() -> None:
     for name in ("group-relative", "batch-normalised", "best-of-group", "max-likelihood", "decoupled", "step-grouped"):
-        config = AlgorithmConfig.model_validate({"advantage": {"name": name, "eps": 0.25}})
+        std = {"std": True} if "std" in components.advantage[name].own else {}
+        config = AlgorithmConfig.model_validate({"advantage": {"name": name, "eps": 0.25, **std}})
         assert "eps=0.25" in explain(config)
 
 
