@@ -59,13 +59,13 @@ async def closing(box: Sandbox) -> float:
 
 def of_the_host() -> dict[str, object]:
     """Return what no sandbox may change: of this process, and of the machine."""
-    settings = ("kernel/core_pattern", "kernel/pid_max", "kernel/panic", "fs/file-max", "vm/overcommit_memory")
+    kept = ("kernel/core_pattern", "kernel/pid_max", "kernel/panic", "fs/file-max", "vm/overcommit_memory", "fs/aio-nr")
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "limits": [resource.getrlimit(number) for number in range(16)],
         "priority": (os.nice(0), os.sched_getscheduler(0), os.sched_getaffinity(0)),
         "odds": Path("/proc/self/oom_score_adj").read_text(),
-        **{name: Path("/proc/sys", name).read_text() for name in settings},
+        **{name: Path("/proc/sys", name).read_text() for name in kept},
     }
 
 
