@@ -49,11 +49,12 @@ def test_family_shows_its_tools_or_refuses_them(family: str) -> None:
 
 
 def reply(renderer: FamilyRenderer) -> list[int]:
-    """Return a reply with a call; with a thought, unless the header of replies has closed it."""
+    """Return a reply with a script's call; with a thought, unless the header of replies has closed it."""
+    said = replace(SAID, tool_calls=(replace(SAID.tool_calls[0], id="call_0"),))
     try:
-        return renderer.reply(SAID)
+        return renderer.reply(said)
     except ar.RenderError:
-        return renderer.reply(replace(SAID, reasoning=None))
+        return renderer.reply(replace(said, reasoning=None))
 
 
 @pytest.mark.parametrize("family", [name for name in OFFLINE if name != "deepseek-r1"])

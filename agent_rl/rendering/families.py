@@ -189,7 +189,9 @@ class FamilyRenderer:
             RenderError: if the family renders a reply in a way that no policy could have sampled it.
         """
         header = self._render([_HELLO], (), generate=True).token_ids
-        whole = self._render([_HELLO, message], (), generate=False)
+        # Kimi has a call's name in its id alone
+        calls = (replace(c, id=f"functions.{c.name}:{at}") for at, c in enumerate(message.tool_calls))
+        whole = self._render([_HELLO, replace(message, tool_calls=tuple(calls))], (), generate=False)
         if whole.token_ids[: len(header)] != header or not whole.sampled_mask:
             raise RenderError(
                 f"the family's header {self._decode(header[-8:])!r} does not lead to {message!r}: no policy could have "
