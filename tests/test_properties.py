@@ -165,7 +165,8 @@ def starts_from_reinforce(config: AlgorithmConfig, scores: list[float]) -> None:
     batch, whole = Algorithm(config).compute_weights(*rows(scores, gap=0.0))
     plain = config.model_copy(update={"objective": components.objective.check("reinforce")})
     got, expected = slope(config, [batch.padded()], whole), slope(plain, [batch.padded()], whole)
-    assert expected.abs().max() > 1e-5
+    length = float(str(config.aggregation.get("length", 256)))  # by which all is divided, whatever the episodes have
+    assert expected.abs().max() > 1e-4 * min(1, 256 / length)
     if config.objective["name"] in LONG:
         expected = expected * torch.tensor([[len(places)] for places in SAMPLED])
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-9)
