@@ -18,15 +18,15 @@ from agent_rl.config import choices
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "fidelity.md"
-UNCHECKED = "not checked"
+UNKNOWN = {"not checked", "not stated"}
 INTRODUCTION = """# Fidelity: the presets and their sources
 
 What each preset of `agent-rl train algorithm=NAME` sets, what its source has, and why ours differs. This page is made
 of `configs/algorithm/` and `docs/fidelity.yaml`, and a test fails where a preset has a setting without a row, or
 differs from its source without a reason. Where a repository is named, its files were read at that commit. A value that
 cites a section, an equation or a table only was known from before: the papers were not read again for this page, but
-for the parts that a preset's head names. *Not checked* says that the source's value was not looked up, or not found;
-*not used* that a setting does nothing with the others as they are.
+for the parts that a preset's head names. *Not stated* says that the source gives no value; *not checked* that it was
+not looked up, or not found; *not used* that a setting does nothing with the others as they are.
 
 *updates* is how many updates a batch gets, a setting of the run: one, unless it or a preset says more. Several cost
 little time, but at the default learning rate, which is tuned for one, four did no better and 16 fell (BENCHMARKS.md,

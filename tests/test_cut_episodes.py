@@ -14,11 +14,12 @@ from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experi
 from agent_rl.algorithms.samples import Sample
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import load_config
+from agent_rl.core.trajectory import BoolArray
 from tests.batches import PRESETS
 from tests.doubles import example_sample
+from tests.pieces import TURN, WIDTH, Pieces
 from tests.test_gradients import experience
 
-WIDTH = 9
 SAMPLED = [[1, 2, 4], [2, 5, 7], [3, 4, 5, 8], [1, 6], [1, 2, 3], [4, 7], [2, 3, 5, 6, 8], [5]]
 """Where eight episodes, in two groups of four, have sampled tokens; three tokens are a turn."""
 SCORES = [1.0, 0.0, 0.5, 0.25, 2.0, 1.5, 0.75, 3.0]
@@ -57,20 +58,29 @@ def algorithm(name: str) -> Algorithm:
 def samples() -> list[Sample]:
     made = [example_sample(WIDTH, at, SCORES[i], seed=i, episode=i) for i, at in enumerate(SAMPLED)]
     for sample in made:
-        sample.turns[:] = np.arange(WIDTH) // 3
+        sample.turns[:] = np.arange(WIDTH) // TURN
     return made
 
 
-def cut(sample: Sample, after: list[int]) -> list[Sample]:
-    """Return the rows of an episode that forks after these tokens; a row repeats what came before it, untrained."""
-    ends = [*sorted({n for n in after if n < WIDTH}), WIDTH]
-    rows = []
-    for start, end in zip([0, *ends], ends, strict=False):
-        own = sample.loss_mask & (np.arange(WIDTH) >= start) & (np.arange(WIDTH) < end)
-        if own.any():
-            row = replace(sample, loss_mask=own, **{n: np.where(own, getattr(sample, n), 0) for n in ("rewards",)})
-            rows.append(replace(row, **{name: getattr(row, name)[:end] for name in ARRAYS}))
-    return rows
+def cut(sample: Sample, how: Pieces) -> list[Sample]:
+    """Return the rows of an episode, of which each sampled token is trained in one."""
+    place, rows = np.arange(WIDTH), []
+    delegated = (place >= how.agent[0]) & (place < how.agent[1]) if how.agent else np.zeros(WIDTH, bool)
+    for start, end in zip([0, *how.after], [*how.after, WIDTH], strict=True):
+        first = 0 if how.opening is None else start
+        rows.append(row(sample, (place >= first) & (place < end) & ~delegated, place >= start, how.opening or 0))
+        if how.agent and start <= how.agent[0] < end:
+            rows.append(row(sample, delegated, delegated, how.opening or 0))
+    return [one for one in rows if one.loss_mask.any()]
+
+
+def row(sample: Sample, shown: BoolArray, own: BoolArray, opening: int) -> Sample:
+    """Return the tokens that are shown, behind as many others, trained where they are the row's own."""
+    mask = sample.loss_mask & own
+    made = replace(sample, loss_mask=mask, rewards=np.where(mask, sample.rewards, 0))
+    before = example_sample(opening, [], seed=99)
+    joined = {name: np.concatenate([getattr(before, name), getattr(made, name)[shown]]) for name in ARRAYS}
+    return replace(made, **joined)
 
 
 ARRAYS = ("token_ids", "loss_mask", "rollout_logprobs", "rewards", "policy_versions", "turns", "sources")
@@ -118,18 +128,18 @@ def uncut(name: str) -> tuple[WeightedRows, Denominators, Tensor, float]:
 
 @pytest.mark.parametrize("name", CASES)
 @settings(deadline=None, max_examples=4)
-@given(st.lists(st.lists(st.integers(2, WIDTH), max_size=3), min_size=8, max_size=8))
-def test_cutting_episodes_into_rows_changes_nothing(name: str, after: list[list[int]]) -> None:
-    rows = [row for sample, places in zip(samples(), after, strict=True) for row in cut(sample, places)]
-    (one, whole, gradient, loss), (cuts, counts, found, total) = uncut(name), learned(name, rows)
-    sampled, ours = one.rows.loss_mask, cuts.rows.loss_mask
-    assert counts == whole and int(ours.sum()) == int(sampled.sum())
+@given(st.integers(0, 2**32 - 1).map(np.random.default_rng))
+def test_cutting_episodes_into_rows_changes_nothing(name: str, random: np.random.Generator) -> None:
+    rows = [row for sample in samples() for row in cut(sample, Pieces.drawn(random))]
+    (one, whole, gradient, loss), (parts, counts, found, total) = uncut(name), learned(name, rows)
+    sampled, ours = torch.nonzero(one.rows.loss_mask)[:, 0], parts.rows.in_time
+    assert counts == whole and torch.equal(parts.rows.token_ids[ours], one.rows.token_ids[sampled])
     for array in ("advantages", "weights", "counted"):
-        expected, got = getattr(one, array)[sampled].double(), getattr(cuts, array)[ours].double()
+        expected, got = getattr(one, array)[sampled].double(), getattr(parts, array)[ours].double()
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
-    if one.critic is not None and cuts.critic is not None:
-        torch.testing.assert_close(cuts.critic.returns[ours], one.critic.returns[sampled], rtol=1e-6, atol=1e-6)
-        assert torch.equal(cuts.critic.valued[ours], one.critic.valued[sampled])
+    if one.critic is not None and parts.critic is not None:
+        torch.testing.assert_close(parts.critic.returns[ours], one.critic.returns[sampled], rtol=1e-6, atol=1e-6)
+        assert torch.equal(parts.critic.valued[ours], one.critic.valued[sampled])
     scale = float(gradient.abs().max())
     assert scale > 1e-5
     torch.testing.assert_close(found[ours], gradient[sampled], rtol=1e-5, atol=1e-6 * scale)
@@ -140,7 +150,7 @@ def test_cutting_keeps_episode_wide_diagnostics() -> None:
     """Sequences in the metrics are episodes, too."""
     name = "geometric weights"
     plain, *_ = given_rows(name, samples()), None
-    rows = [row for sample in samples() for row in cut(sample, [4])]
+    rows = [row for sample in samples() for row in cut(sample, Pieces([4]))]
     metrics = [algorithm(name).diagnose(x, scored) for x, scored, _ in (plain, given_rows(name, rows))]
     assert len(rows) > 8 and metrics[0] == pytest.approx(metrics[1], rel=1e-6, abs=1e-7)
     shared = metrics[0].keys()

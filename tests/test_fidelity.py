@@ -8,7 +8,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config, setting_names
 from tests.fidelity import (
     PAGE,
-    UNCHECKED,
+    UNKNOWN,
     data,
     defaults,
     page,
@@ -44,7 +44,7 @@ def test_setting_of_a_preset_has_its_own_row() -> None:
 
 def test_deviation_from_a_source_has_a_reason() -> None:
     found = [(n, s, v, row) for n in PRESETS for s, v in settings(n).items() if (row := row_of(n, s))]
-    assert [x for x in found if x[2] != x[3].value and x[3].value != UNCHECKED and not x[3].why] == []
+    assert [x for x in found if x[2] != x[3].value and x[3].value not in UNKNOWN and not x[3].why] == []
     assert sum(x[2] != x[3].value for x in found) > 50
 
 
@@ -63,7 +63,7 @@ def test_paper_preset_has_the_values_of_its_source(name: str) -> None:
     changed = {s: v for s, v in settings(name).items() if v != settings(source_of(name)).get(s)}
     assert preset(name).name == name and changed
     assert [
-        s for s, v in changed.items() if rows_of(name)[s][1] != UNCHECKED and written(rows_of(name)[s][1]) != v
+        s for s, v in changed.items() if rows_of(name)[s][1] not in UNKNOWN and written(rows_of(name)[s][1]) != v
     ] == []
 
 
@@ -85,7 +85,7 @@ def test_paper_preset_takes_the_updates_of_its_source() -> None:
     assert listed == several
     assert several.pop("gspo-paper") == 4  # `algorithm=gspo updates.minibatches=4` is all of it
     sources = {setting: written(value) for setting, (_, value, *_) in rows_of("gspo").items()}
-    assert [s for s, v in sources.items() if v not in (UNCHECKED, settings("gspo")[s])] == ["updates"]
+    assert [s for s, v in sources.items() if v not in UNKNOWN | {settings("gspo")[s]}] == ["updates"]
     assert {name: updates(name) for name in several} == several and "cispo-paper" in several
 
 

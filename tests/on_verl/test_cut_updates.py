@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from doubles import example_episode
+from pieces import TURN, WIDTH, Pieces
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -30,7 +31,7 @@ from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Tra
 from on_verl.test_backends_agree import as_engine, nested, preset
 from on_verl.test_trainer import Setup
 
-WIDTH, LR = 9, 0.5
+LR = 0.5
 SAMPLED = [[1, 2, 4], [2, 5, 7], [3, 4, 5, 8], [1, 6], [1, 2, 3], [4, 7], [2, 3, 5, 6, 8], [5]]
 SCORES = [1.0, 0.0, 0.5, 0.25, 2.0, 1.5, 0.75, 3.0]
 UPDATES = UpdatesConfig(minibatches=2, epochs=2, shuffle=False)
@@ -66,27 +67,40 @@ OF_TOKENS = {
 }
 
 
-def episode(number: int, places: Sequence[int]) -> Episode:
-    """An episode of three turns that forks before these places; each of its tokens is another."""
+def episode(number: int, cut: Pieces) -> Episode:
+    """An episode of three turns that is cut like this; each of its tokens is another."""
     sampled, trajectories = SAMPLED[number % 8], list[Trajectory]()
-    cuts = sorted({place for place in places if place <= sampled[-1]})
-    for start, stop in zip([0, *cuts], [*cuts, WIDTH], strict=True):
-        made = Trajectory(Fork(len(trajectories) - 1, start) if start else None)
-        for at in range(stop):
+    delegated = range(*cut.agent) if cut.agent else range(0)
+    places = [place for place in cut.after if place <= sampled[-1]]
+
+    def trajectory(shown: Sequence[int], own: range, fork: Fork | None) -> None:
+        made = Trajectory(fork)
+        if fork is not None and not fork.position:
+            made.append(range(900, 900 + (cut.opening or 0)), Source.PROMPT, shown[0] // TURN)
+        for at in shown:
             token = torch.tensor(number * WIDTH + at)
-            if at in sampled and at >= start:
+            if at in sampled and at in own:
                 one = Completion((int(token),), (float(mu(token)),), FinishReason.STOP, (0,))
-                made.append_completion(one, at // 3)
+                made.append_completion(one, at // TURN)
             else:
-                made.append([int(token)], Source.ENV, at // 3)
+                made.append([int(token)], Source.ENV, at // TURN)
         trajectories.append(made)
-    rewards = (Reward("correct", SCORES[number % 8]), Reward("step", 0.25, turn=sampled[0] // 3))
+
+    caller = 0
+    for start, stop in zip([0, *places], [*places, WIDTH], strict=True):
+        first = 0 if cut.opening is None else start
+        repeated = sum(at not in delegated for at in range(first, start))
+        fork, caller = Fork(caller, repeated) if start else None, len(trajectories)
+        trajectory([at for at in range(first, stop) if at not in delegated], range(start, stop), fork)
+        if delegated and start <= delegated.start < stop:
+            trajectory(delegated, delegated, Fork(caller, 0, delegated=True))
+    rewards = (Reward("correct", SCORES[number % 8]), Reward("step", 0.25, turn=sampled[0] // TURN))
     steps = tuple(StepRecord(1, 0.0, False, False, state=f"s{turn}") for turn in range(3))
     named = {"group_id": "ab"[number // 4 % 2], "trajectories": tuple(trajectories), "rewards": rewards}
     return example_episode(f"e{number:02}", steps=steps, **named)
 
 
-GREEDY = [replace(episode(20, []), group_id="a"), replace(episode(21, []), group_id="b")]
+GREEDY = [replace(episode(20, Pieces()), group_id="a"), replace(episode(21, Pieces()), group_id="b")]
 VALUES = {f"e{number:02}": wave(torch.arange(3), number) for number in range(8)}
 
 
@@ -184,14 +198,14 @@ def test_cutting_episodes_changes_no_update_on_verl(
     chosen: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, ours = chosen[0], algorithm(*chosen)
-    expected = embedded(ours, [episode(number, []) for number in range(8)])
+    expected = embedded(ours, [episode(number, Pieces()) for number in range(8)])
     assert float(expected.diff(dim=0).abs().max()) > 1e-5
     for seed in range(3):
         random, folder = np.random.default_rng([len(name), seed]), tmp_path / str(seed)
         folder.mkdir()
-        places = [random.choice(range(2, WIDTH), random.integers(0, 5), replace=False).tolist() for _ in range(8)]
-        episodes = [episode(number, at) for number, at in enumerate(places)]
+        episodes = [episode(number, Pieces.drawn(random)) for number in range(8)]
         assert max(len(e.trajectories) for e in episodes) > 2
+        assert any(t.is_delegated for e in episodes for t in e.trajectories)
         torch.testing.assert_close(embedded(ours, episodes), expected, rtol=0, atol=2e-6)
         torch.testing.assert_close(on_verl(ours, episodes, folder, monkeypatch), expected, rtol=0, atol=2e-6)
 
@@ -200,7 +214,7 @@ def test_cutting_episodes_changes_no_update_on_verl(
 def test_target_kl_stops_updates_on_both_backends_alike(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    episodes, taken = [episode(number, [4] if number == 2 else []) for number in range(8)], list[int]()
+    episodes, taken = [episode(number, Pieces([4] if number == 2 else [])) for number in range(8)], list[int]()
     for limit in (0.01, 0.1):
         (folder := tmp_path / str(limit)).mkdir()
         expected = embedded(algorithm(name), episodes, limit)
