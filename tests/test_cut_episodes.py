@@ -70,7 +70,7 @@ def cut(sample: Sample, how: Pieces) -> list[Sample]:
         first = 0 if how.opening is None else start
         rows.append(row(sample, (place >= first) & (place < end) & ~delegated, place >= start, how.opening or 0))
         if how.agent and start <= how.agent[0] < end:
-            rows.append(row(sample, delegated, delegated, how.opening or 0))
+            rows.append(row(sample, delegated, delegated, how.opening or 1))
     return [one for one in rows if one.loss_mask.any()]
 
 

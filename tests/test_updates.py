@@ -14,7 +14,6 @@ import torch
 import agent_rl as ar
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, WeightedRows, collate
 from agent_rl.algorithms.components import objective
-from agent_rl.algorithms.config import learns_from_any_policy
 from agent_rl.algorithms.updates import UpdatesConfig, deal
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.config import TrainConfig
@@ -191,7 +190,7 @@ def test_stale_tokens_are_left_out_or_warned_about(name: str) -> None:
         return load_config("backend/embedded", TrainConfig, asked).uncorrected or ""
 
     known = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
-    only_by_old = not (known.weight or learns_from_any_policy(known)) and "rollout_logprobs" not in read_by(known)
+    only_by_old = not (known.weight or known.learns_from_any_policy) and "rollout_logprobs" not in read_by(known)
     old = "async.max_staleness=2"
     assert not warning()
     assert ("taken for fresh" in warning(old)) == (name in TAKEN_FOR_FRESH)

@@ -10,9 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from agent_rl.algorithms import aggregation, components, corrections, filters, shaping  # noqa: F401 - they register
 from agent_rl.algorithms.advantages import critic, episode, token, turn  # noqa: F401 - the same
 from agent_rl.algorithms.components import Component, ComponentConfig
-from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.objectives import pairwise, sequence  # noqa: F401 - the same
-from agent_rl.algorithms.objectives.kl import KLKind
+from agent_rl.algorithms.sections import CriticConfig, DynamicSamplingConfig, EndingsConfig, KLConfig
 from agent_rl.algorithms.state_values import StateValueConfig
 from agent_rl.config import Section
 from agent_rl.moe.agreement import RoutingConfig
@@ -36,79 +35,6 @@ def _listed(given: object) -> object:
     if given is None or given == "none":
         return ()
     return (given,) if isinstance(given, str | Mapping) else given
-
-
-class KLConfig(Section):
-    """A penalty for leaving a reference policy: the weights that the run started from."""
-
-    where: Literal["none", "loss", "reward"] = "none"
-    """`loss` adds it to the loss of each token, `reward` takes it from the rewards."""
-    coefficient: float = Field(1e-3, ge=0)
-    """What the estimate in nats is multiplied with."""
-    kind: KLKind | Literal["unbiased"] = "k3"
-    """The estimator, see `objectives.kl`; `unbiased` weighs k3 by theta/mu (DeepSeek-V3.2)."""
-
-    @model_validator(mode="after")
-    def _meaningful(self) -> KLConfig:
-        if self.where == "loss" and self.kind == "k1":
-            raise ValueError("kl.kind=k1 has no gradient in expectation: use k2, k3, k1+, k3+ or unbiased in the loss")
-        if self.where == "reward" and self.kind == "unbiased":
-            raise ValueError("kl.kind=unbiased is for the loss: in the reward, use k1")
-        return self
-
-
-class CriticConfig(Section):
-    """The predictor of returns, for advantages over its values."""
-
-    where: Literal["none", "shared", "separate"] = "none"
-    """`shared`: a value head on the policy's own trunk, which then learns from both losses. `separate`: a model of its
-    own with a head, begun as a copy of the policy."""
-    coefficient: float = Field(0.5, gt=0)
-    """What the value loss is multiplied with: its weight beside the policy's loss in a shared trunk. A separate critic
-    hardly notices, as AdamW divides it out."""
-    clip_eps: float | None = Field(0.2, gt=0)
-    """How far a value may move in one batch before its gradient stops, in the unit of the returns; null for any."""
-    lr: float = Field(1e-3, gt=0)
-    """The learning rate of the head and of a separate critic, with the schedule of the policy's."""
-    warmup_steps: int = Field(0, ge=0)
-    """Steps at first in which only the critic learns; in a shared trunk that is the head."""
-
-    @model_validator(mode="after")
-    def _meaningful(self) -> CriticConfig:
-        if self.where == "none" and (steps := self.warmup_steps):
-            raise ValueError(f"critic.warmup_steps={steps}: without a critic nothing would learn; set critic.where")
-        return self
-
-
-class DynamicSamplingConfig(Section):
-    """Dynamic sampling: sample more groups until the batch is full of groups that the filters keep."""
-
-    max_rounds: int = Field(1, ge=1)
-    """At most; 1 is no dynamic sampling. A batch that isn't full by then is smaller."""
-    oversampling: float = Field(3.0, ge=1)
-    """A round samples at most this times the groups of a batch."""
-
-    def start(self, target: int) -> DynamicSampling:
-        """Return the bookkeeping of a batch of `target` groups."""
-        return DynamicSampling(target, self.max_rounds, self.oversampling)
-
-    @property
-    def most(self) -> float:
-        """The groups that may be sampled for a batch, in batches."""
-        return 1 + (self.max_rounds - 1) * self.oversampling
-
-
-class EndingsConfig(Section):
-    """What is learned from episodes that ended in another way than their task's; see `agent_rl.core.ending`.
-
-    `train`: as from any other. `mask`: they count in their group's statistics, and are not trained on. `exclude`: they
-    count nowhere, as failures do.
-    """
-
-    truncated: Literal["train", "mask", "exclude"] = "train"
-    """Those that ran out of a budget."""
-    parse_error: Literal["train", "mask", "exclude"] = "train"
-    """Those that were cut at a reply whose tool call can't be read."""
 
 
 ONLY_WEIGH = frozenset({"ppo-clip", "cispo", "minirl", "sapo", "token-tis", "sequence-tis", "geometric-tis", "token"})
@@ -170,6 +96,17 @@ class AlgorithmConfig(Section):
         return self.proximal == "recompute" or (self.proximal == "auto" and _needs_old(self) is not None)
 
     @property
+    def learns_from_pairs(self) -> bool:
+        """Whether the objective learns from pairs of episodes."""
+        return "sides" in components.objective[self.objective].reads
+
+    @property
+    def learns_from_any_policy(self) -> bool:
+        """Whether it does not matter to the objective who sampled the tokens, so that it can learn from stored ones."""
+        sampled_by = {"old_logprobs", "rollout_logprobs"}
+        return self.learns_from_pairs or not sampled_by & set(components.objective[self.objective].reads)
+
+    @property
     def drifted(self) -> Literal["left out", "weighed", "taken for fresh"]:
         """What becomes of tokens that the policy has moved away from since they were sampled."""
         reads = {*components.objective[self.objective].reads}
@@ -178,7 +115,7 @@ class AlgorithmConfig(Section):
         if (is_bound and self.objective["name"] != "reinforce") or "rollout_logprobs" in reads:
             parts.append(self.objective)
         by_mu = {str(part["name"]) for part in parts if part}
-        if by_mu - ONLY_WEIGH or learns_from_any_policy(self):
+        if by_mu - ONLY_WEIGH or self.learns_from_any_policy:
             return "left out"
         return "weighed" if by_mu else "taken for fresh"
 
@@ -186,7 +123,7 @@ class AlgorithmConfig(Section):
         """Return the settings for tokens that another engine or format than the trainer's sampled."""
         reads = {*components.objective[self.objective].reads}
         reads |= {*components.negative_mask[self.negative_mask].reads} if self.negative_mask else set()
-        uses = "old_logprobs" in reads and not learns_from_pairs(self)
+        uses = "old_logprobs" in reads and not self.learns_from_pairs
         return self.model_copy(update={"proximal": "recompute"}) if self.proximal == "auto" and uses else self
 
     def within(self, context: int | None) -> AlgorithmConfig:
@@ -218,7 +155,7 @@ def _problems(config: AlgorithmConfig) -> Iterator[str]:
 
 def _pair_problems(config: AlgorithmConfig) -> Iterator[str]:
     """A pairwise objective reads the sides of pairs and the reference; nothing about who sampled them."""
-    if not learns_from_pairs(config):
+    if not config.learns_from_pairs:
         return
     if components.advantage[config.advantage].returns != "PairSides":
         pairing = _names(components.advantage, lambda c: c.returns == "PairSides")
@@ -320,17 +257,6 @@ def _denominator_problems(config: AlgorithmConfig) -> Iterator[str]:
         yield "refill.max_rounds makes up for what filters leave out; there are none: set filters"
     if config.denominators == "kept" and not config.rejection:
         yield "denominators=kept needs a rejection; without one every token is kept"
-
-
-def learns_from_pairs(config: AlgorithmConfig) -> bool:
-    """Whether the objective learns from pairs of episodes."""
-    return "sides" in components.objective[config.objective].reads
-
-
-def learns_from_any_policy(config: AlgorithmConfig) -> bool:
-    """Whether it does not matter to the objective who sampled the tokens, so that it can learn from stored ones."""
-    sampled_by = {"old_logprobs", "rollout_logprobs"}
-    return learns_from_pairs(config) or not sampled_by & set(components.objective[config.objective].reads)
 
 
 def _names(registry: components.ComponentRegistry[R], wanted: Callable[[Component[R]], bool]) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 from agent_rl.algorithms import components
 from agent_rl.algorithms.components import Component, ComponentConfig
-from agent_rl.algorithms.config import AlgorithmConfig, CriticConfig
+from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.requirements import Requirements
+from agent_rl.algorithms.sections import CriticConfig
 from agent_rl.moe.agreement import RoutingConfig
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent_rl.algorithms.config import learns_from_pairs
 from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode, group_episodes
 from agent_rl.core.sequences import shared_start
@@ -155,7 +154,7 @@ def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Con
     if groups:
         return replace(everything, groups=groups)
     episodes = sum(len(g.places) for g in everything.groups)
-    wanted = "two that differ in reward" if learns_from_pairs(algorithm.config) else "one that its filters keep"
+    wanted = "two that differ in reward" if algorithm.config.learns_from_pairs else "one that its filters keep"
     raise ConfigError(
         f"episodes={path} has nothing to learn from: {plural(len(found), 'group')} with {plural(episodes, 'episode')}, "
         f"none with {wanted} as {algorithm.config.name} asks. Left out: {evaluations} of evaluations, {held} of "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms import WeightedRows
-from agent_rl.algorithms.config import AlgorithmConfig, learns_from_pairs
+from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.diagnostics import gap_by_age
 from agent_rl.algorithms.samples import rows_of
 from agent_rl.core.episode import Episode
@@ -54,7 +54,7 @@ class Learned:
         scored, known = self.weighed.scored, config.recomputes_old  # old is the policy before the update
         logprobs = scored.old_logprobs if known else self.logprobs()
         trained = self.kept[scored.rows.episode_of_token]
-        pushed = None if learns_from_pairs(config) else self.weighed.advantages.masked_fill(~trained, torch.nan)
+        pushed = None if config.learns_from_pairs else self.weighed.advantages.masked_fill(~trained, torch.nan)
         return records_of(episodes, step, pushed, logprobs)
 
 

@@ -76,7 +76,7 @@ def episode(number: int, cut: Pieces) -> Episode:
     def trajectory(shown: Sequence[int], own: range, fork: Fork | None) -> None:
         made = Trajectory(fork)
         if fork is not None and not fork.position:
-            made.append(range(900, 900 + (cut.opening or 0)), Source.PROMPT, shown[0] // TURN)
+            made.append(range(900, 900 + (cut.opening or 1)), Source.PROMPT, shown[0] // TURN)
         for at in shown:
             token = torch.tensor(number * WIDTH + at)
             if at in sampled and at in own:

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from agent_rl.algorithms.config import learns_from_any_policy
 from agent_rl.algorithms.learnable import nothing_learned
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, ModelFormat
@@ -280,7 +279,7 @@ def _stored_problems(config: TrainConfig) -> Iterator[str]:
     """Yield what stored episodes can't give."""
     if config.episodes is None:
         return
-    if not learns_from_any_policy(config.algorithm):
+    if not config.algorithm.learns_from_any_policy:
         yield (
             f"episodes={config.episodes}: objective={config.algorithm.objective['name']} learns from rollouts of the "
             "policy as it is, not from stored ones; these learn from those of any policy: algorithm=dpo, algorithm=rft"

@@ -8,7 +8,8 @@ from importlib import resources
 
 from pydantic import JsonValue
 
-from agent_rl.algorithms.config import AlgorithmConfig, CriticConfig
+from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.sections import CriticConfig
 from agent_rl.runs.config import AsyncConfig
 
 _ACTOR, _REF, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.model"

@@ -30,8 +30,9 @@ from agent_rl.backends.group_sampling import (
 )
 from agent_rl.backends.verl.driver.exchange import ReceivedBatch
 from agent_rl.backends.verl.driver.mini_batches import prompt_of
-from agent_rl.backends.verl.worker.rows import dump_branch, episode_of
+from agent_rl.backends.verl.worker.rows import GROUP, dump_branch, episode_of
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
+from agent_rl.core.messages import JSON
 from agent_rl.gym.mixture import member_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.rollout import Job, score_groups, summarise
@@ -220,12 +221,16 @@ class _RowIndex:
 
 
 def carried(batch: KVBatchMeta) -> list[Episode | None]:
-    """Fetch the episode that each row of a batch carries."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    return [episode_of(fields) for fields in data.pop("extra_fields").tolist()]
+    """Return the episode that each row of a batch carries."""
+    return [episode_of(fields) for fields in _extra_fields(batch)]
 
 
 def groups_of(batch: KVBatchMeta) -> dict[str, str]:
-    """Return the group of each prompt in a batch, as its episodes say it."""
-    rows = zip(batch.keys, carried(batch), strict=True)
-    return {prompt_of(key): episode.group_id for key, episode in rows if episode is not None}
+    """Return the group of each prompt in a batch, as the first rows of its episodes say it."""
+    rows = zip(batch.keys, _extra_fields(batch), strict=True)
+    return {prompt_of(key): str(fields[GROUP]) for key, fields in rows if GROUP in fields}
+
+
+def _extra_fields(batch: KVBatchMeta) -> list[dict[str, JSON]]:
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    return data.pop("extra_fields").tolist()

@@ -29,6 +29,8 @@ from agent_rl.store.codec import dump_line, load_line
 
 EPISODE = "agent_rl_episode"
 """The extra field that holds the whole episode, with its first row."""
+GROUP = "agent_rl_group"
+"""The extra field that holds an episode's group, with its first row: to be read without the episode."""
 SNAPSHOTS = "agent_rl_snapshots"
 """The extra field that holds an episode's snapshots, with its first row."""
 
@@ -69,6 +71,7 @@ def rows_of(episode: Episode, *, experts: bool = False) -> list[Row]:
             )
         )
     rows = found or [Row([0], [0], [0], [0.0], None, (0, 0), {})]
+    rows[0].extra_fields[GROUP] = episode.group_id
     rows[0].extra_fields[EPISODE] = dump_line(episode, experts=pack_array if experts else None).decode()
     if episode.snapshots:
         rows[0].extra_fields[SNAPSHOTS] = pack_snapshots(episode)
