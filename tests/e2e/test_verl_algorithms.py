@@ -145,8 +145,8 @@ def test_verl_run_without_vllm_stops_with_reason(ppo: Ended) -> None:
 
 @pytest.fixture(scope="module")
 def vine(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """VinePPO; the process that plays its episodes is killed after two steps."""
-    settings = {"start_from": str(warm), "algorithm": VINE}
+    """VinePPO with two mini-batches; the process that plays its episodes is killed after two steps."""
+    settings = {"start_from": str(warm), "algorithm": VINE, "updates": {"minibatches": 2}}
     return ended(verl_python, tmp_path_factory.mktemp("vine"), settings, "ray::AgentLoopWorker")
 
 
@@ -158,7 +158,8 @@ def test_vineppo_values_states_by_continuations_on_verl(vine: Ended) -> None:
         assert 8 <= data["vine/episodes"] <= 30 and data["vine/valued"] == data["vine/episodes"] / 2
         assert 4 <= data["vine/valued"] <= data["vine/states"] <= sum(e.turns for e in episodes)
         assert data["vine/unscored"] == data["vine/unjudged"] == 0
-        assert data["train/samples"] > 0
+        assert data["train/samples"] > 0 and data["train/updates"] in (1, 2)
+    assert max(data["train/updates"] for data in vine.steps()) == 2  # a mini-batch without a gradient takes none
 
 
 def test_verl_run_names_a_dead_rollout_worker(vine: Ended) -> None:
