@@ -23,8 +23,9 @@ from transfer_queue import KVBatchMeta
 from agent_rl.algorithms import Algorithm, Experience
 from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.verl.driver.exchange import ReceivedBatch, compute_weights, prepare
+from agent_rl.backends.verl.driver.exchange import compute_weights, prepare
 from agent_rl.backends.verl.driver.mini_batches import Cut
+from agent_rl.backends.verl.driver.received import ReceivedBatch
 from agent_rl.config import load_config
 from agent_rl.core.episode import group_episodes
 

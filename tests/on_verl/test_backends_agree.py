@@ -19,7 +19,8 @@ from agent_rl.algorithms.loss import EXTREMES, LossTerms
 from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.verl.driver.exchange import COMPUTED, compute_weights, prepare, receive
+from agent_rl.backends.verl.driver.exchange import COMPUTED, compute_weights, prepare
+from agent_rl.backends.verl.driver.received import receive
 from agent_rl.backends.verl.worker.loss import SENT, loss_function
 from agent_rl.backends.verl.worker.rows import rows_of
 from agent_rl.config import choices, load_config

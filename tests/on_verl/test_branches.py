@@ -14,7 +14,8 @@ from agent_rl.algorithms import ScoredRows
 from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.verl.driver.exchange import compute_weights, prepare, receive
+from agent_rl.backends.verl.driver.exchange import compute_weights, prepare
+from agent_rl.backends.verl.driver.received import receive
 from agent_rl.backends.verl.worker.loss import SENT, WHOLE, loss_function
 from agent_rl.core.episode import Episode, Reward, group_episodes
 from agent_rl.core.messages import Message

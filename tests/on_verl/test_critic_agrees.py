@@ -13,7 +13,8 @@ from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
-from agent_rl.backends.verl.driver.exchange import SentBatch, compute_weights, receive
+from agent_rl.backends.verl.driver.exchange import SentBatch, compute_weights
+from agent_rl.backends.verl.driver.received import receive
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from agent_rl.core.episode import group_episodes
 from agent_rl.errors import ConfigError

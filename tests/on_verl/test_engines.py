@@ -25,7 +25,8 @@ from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.backends.verl.driver.canary import TOKENS, canary_rows
-from agent_rl.backends.verl.driver.exchange import compute_weights, receive
+from agent_rl.backends.verl.driver.exchange import compute_weights
+from agent_rl.backends.verl.driver.received import receive
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from agent_rl.cli import main
 from agent_rl.rendering import train_tokenizer

@@ -16,7 +16,8 @@ from verl.utils import tensordict_utils as tu
 
 from agent_rl.algorithms import Algorithm, components
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.backends.verl.driver.exchange import compute_weights, receive
+from agent_rl.backends.verl.driver.exchange import compute_weights
+from agent_rl.backends.verl.driver.received import receive
 from agent_rl.backends.verl.worker.loss import WANTED, WHOLE, loss_function
 from agent_rl.gym.registry import load_once
 from on_verl.test_backends_agree import EPISODES, in_verl, nested

@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1 import replay_buffer
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.driver import replay_buffer as module
-from agent_rl.backends.verl.driver.exchange import ReceivedBatch
+from agent_rl.backends.verl.driver.received import ReceivedBatch
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
 from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Outcome, Reward
 from agent_rl.core.messages import Message

@@ -23,7 +23,8 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.verl.driver.exchange import compute_weights, receive
+from agent_rl.backends.verl.driver.exchange import compute_weights
+from agent_rl.backends.verl.driver.received import receive
 from agent_rl.backends.verl.worker.engine import RoutedEngine
 from agent_rl.backends.verl.worker.loss import loss_function
 from agent_rl.backends.verl.worker.routes import EQUAL, OLD, RECORD, REPLAY, ROLLOUT, SHARED

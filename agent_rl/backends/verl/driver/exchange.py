@@ -1,10 +1,10 @@
-"""Exchange: verl's rows → our experience → what every row's loss reads, with each token checked on the way."""
+"""What every row's loss reads: computed from the episodes of a batch, and laid out by verl's rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,14 +13,15 @@ from torch import Tensor
 from verl.utils.metric import Metric, reduce_metrics
 from verl.utils.py_functional import rename_dict
 
-from agent_rl.algorithms import Algorithm, Experience, Rows, ScoredRows, WeightedRows
+from agent_rl.algorithms import Algorithm, Rows, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import computed
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.group_sampling import episodes_of
+from agent_rl.backends.verl.driver.received import ReceivedBatch, own_rows
 from agent_rl.backends.verl.worker.loss import SENT, WANTED, WHOLE
 from agent_rl.backends.verl.worker.routes import EQUAL, SHARED
-from agent_rl.backends.verl.worker.rows import check_row, episode_of
+from agent_rl.backends.verl.worker.rows import check_row
 from agent_rl.core.display import plural
 from agent_rl.core.episode import Episode, group_episodes
 from agent_rl.moe.agreement import RouteAgreement
@@ -29,46 +30,6 @@ from agent_rl.store.token_records import TokenRecord
 
 SAMPLES = "train/samples"
 """The metric that counts the rows with a gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedBatch:
-    """A batch as it came back from verl's queue: its episodes, and where each of verl's rows belongs."""
-
-    episodes: list[Episode]
-    places: list[tuple[int, int] | None]
-    """By row: episode and number of its row; None for verl's padding."""
-    greedy: Sequence[Episode] = ()
-    """Episodes of the same groups that took the likeliest tokens, where the algorithm asked for them."""
-    values: Mapping[str, Tensor] = field(default_factory=dict)
-    """By episode id: what is to be expected from the state before each turn on, `[K]`, where it was asked for."""
-
-    def experience(self, algorithm: Algorithm) -> Experience:
-        """Return what an algorithm learns from."""
-        x = algorithm.experience(group_episodes(self.episodes, self.greedy))
-        if not self.values:
-            return x
-        return replace(x, state_values=torch.stack([self.values[e.id] for e in self.episodes]))
-
-
-def receive(keys: Sequence[str], extra_fields: Sequence[dict[str, Any]], padding: Sequence[bool]) -> ReceivedBatch:
-    """Read the episodes that the rows of a batch carry; keys are verl's `{prompt}_{session}_{number}`.
-
-    Episodes are in the order of their ids, whatever order they ended in: of two that are equally good, the first counts
-    as the better one.
-    """
-    carried = {
-        key.rpartition("_")[0]: episode
-        for key, fields, is_padding in zip(keys, extra_fields, padding, strict=True)
-        if not is_padding and (episode := episode_of(fields)) is not None
-    }
-    sessions = sorted(carried, key=lambda session: carried[session].id)
-    index = {session: number for number, session in enumerate(sessions)}
-    places = [
-        None if is_padding else (index[key.rpartition("_")[0]], int(key.rpartition("_")[2]))
-        for key, is_padding in zip(keys, padding, strict=True)
-    ]
-    return ReceivedBatch([carried[session] for session in sessions], places)
 
 
 Positions = Sequence[tuple[int, slice] | None]
@@ -292,14 +253,6 @@ def _nothing_sampled(episodes: Sequence[Episode]) -> str:
     errors = [e.error for e in episodes if e.error is not None]
     first = f"the first broke in {errors[0].where}: {errors[0].type}: {errors[0].message}" if errors else "none broke"
     return f"none of {plural(len(episodes), 'episode')} of this step sampled a token: {first}"
-
-
-def own_rows(x: Experience, received: ReceivedBatch) -> list[int | None]:
-    """Find the rows of `x` that verl's rows came from; None for padding and for blank rows."""
-    firsts: dict[int, int] = {}
-    for row, episode in enumerate(x.rows.episode.tolist()):
-        firsts.setdefault(episode, row)
-    return [None if p is None or p[0] not in firsts else firsts[p[0]] + p[1] for p in received.places]
 
 
 def from_verl_rows(positions: Positions, responses: Sequence[Tensor], like: Tensor) -> Tensor:

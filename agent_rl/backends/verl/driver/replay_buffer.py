@@ -28,8 +28,8 @@ from agent_rl.backends.group_sampling import (
     value_states,
     worth_training,
 )
-from agent_rl.backends.verl.driver.exchange import ReceivedBatch
 from agent_rl.backends.verl.driver.mini_batches import prompt_of
+from agent_rl.backends.verl.driver.received import ReceivedBatch
 from agent_rl.backends.verl.worker.rows import GROUP, dump_branch, episode_of
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
 from agent_rl.core.messages import JSON
@@ -233,4 +233,5 @@ def groups_of(batch: KVBatchMeta) -> dict[str, str]:
 
 def _extra_fields(batch: KVBatchMeta) -> list[dict[str, JSON]]:
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    return data.pop("extra_fields").tolist()
+    found: list[dict[str, JSON]] = data.pop("extra_fields").tolist()
+    return found

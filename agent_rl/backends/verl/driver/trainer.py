@@ -29,14 +29,9 @@ from agent_rl.backends.verl.driver.canary import (
     canary_ids,
 )
 from agent_rl.backends.verl.driver.checkpoints import finish_model, record_evaluation, remove_old
-from agent_rl.backends.verl.driver.exchange import (
-    COMPUTED,
-    SAMPLES,
-    compute_weights,
-    receive,
-    score_metrics,
-)
+from agent_rl.backends.verl.driver.exchange import COMPUTED, SAMPLES, compute_weights, score_metrics
 from agent_rl.backends.verl.driver.metrics_check import require_metrics
+from agent_rl.backends.verl.driver.received import receive
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
 from agent_rl.backends.verl.driver.resume import MetricsLogger, open_metrics, record_position
 from agent_rl.backends.verl.driver.staleness import check_staleness
