@@ -310,5 +310,6 @@ def _facts(run: LiveRun) -> dict[str, str]:
 def _minutes(config: TrainConfig) -> str:
     """Return how long a run takes, from times measured on two cores of a 2024 server with the default model."""
     episodes = config.rollout.groups * config.rollout.samples
-    seconds = 40 + 0.15 * config.warm_start.clone_steps + config.steps * episodes / 130
+    cloned = config.warm_start.clone_steps * config.warm_start.batch
+    seconds = 40 + cloned / 210 + config.steps * episodes / 130
     return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
