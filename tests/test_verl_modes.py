@@ -113,6 +113,7 @@ def test_adapter_becomes_verls_keys() -> None:
         ({"freeze": {"layers": 2}}, "all weights are trained, or an adapter of every layer: lora.rank=16"),
         ({"warm_start.clone_steps": 5}, "start_from the checkpoint of an embedded run of steps=0 that did it"),
         ({"optimizer.weight_decay": 0.1}, "it is verl.actor_rollout_ref.actor.optim.weight_decay"),
+        ({"optimizer.max_grad_norm": 0.2}, "it is verl.actor_rollout_ref.actor.optim.clip_grad"),
         ({"optimizer": {"beta1": 0.8}}, "its settings are those below verl.actor_rollout_ref.actor.optim"),
         ({"dtype": "bfloat16"}, "it is verl.actor_rollout_ref.actor.fsdp_config.model_dtype"),
         ({"rollout.slots": 4}, "rollout.slots=4 is a setting of the embedded backend. On verl, there is none like it"),

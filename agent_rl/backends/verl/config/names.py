@@ -5,6 +5,7 @@ from agent_rl.runs.stalls import PATIENT, patience
 NAMES_ON_VERL = {
     "optimizer.lr": "lr",
     "optimizer.weight_decay": "verl.actor_rollout_ref.actor.optim.weight_decay",
+    "optimizer.max_grad_norm": "verl.actor_rollout_ref.actor.optim.clip_grad",
     "gradient_checkpointing": "verl.actor_rollout_ref.model.enable_gradient_checkpointing",
     "micro_batch_tokens": "verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
 }
