@@ -186,6 +186,7 @@ def example_sample(length: int, sampled: list[int], reward: float = 1.0, seed: i
         rewards=rewards,
         policy_versions=np.where(mask, 0, -1).astype(np.int32),
         turns=np.zeros(length, np.int32),
+        moments=np.arange(length, dtype=np.int32),
         sources=np.where(mask, 1, 0).astype(np.int32),
         episode=episode,
     )

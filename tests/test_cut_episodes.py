@@ -83,7 +83,7 @@ def row(sample: Sample, shown: BoolArray, own: BoolArray, opening: int) -> Sampl
     return replace(made, **joined)
 
 
-ARRAYS = ("token_ids", "loss_mask", "rollout_logprobs", "rewards", "policy_versions", "turns", "sources")
+ARRAYS = ("token_ids", "loss_mask", "rollout_logprobs", "rewards", "policy_versions", "turns", "moments", "sources")
 
 
 def given_rows(name: str, rows: list[Sample]) -> tuple[Experience, ScoredRows, Tensor]:

@@ -21,7 +21,7 @@ from agent_rl.backends.embedded.rollouts import RolloutSampler
 from agent_rl.backends.settings import training_config
 from agent_rl.core.episode import Episode, EpisodeGroup, Outcome, Reward, StopReason
 from agent_rl.core.messages import Message, Step, ToolCall
-from agent_rl.core.trajectory import Source
+from agent_rl.core.trajectory import Fork, Source
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.scripted import ScriptedEngine
@@ -92,6 +92,33 @@ def test_delegated_tokens_are_trained_once_in_their_turns() -> None:
     assert rollout_metrics([episode])["rollout/delegated"] == 1 and rollout_metrics([episode])["rollout/forks"] == 0
 
 
+@pytest.mark.parametrize(
+    "replies",
+    [
+        (delegate("roll once"), CALL, "it is 5", "6"),
+        (delegate("a"), "5", CALL, delegate("b"), CALL, CALL, "it", "6"),
+        (delegate("a", "b"), "5", CALL, "x", delegate("c"), "y", "6"),
+    ],
+)
+def test_rows_are_read_in_the_order_of_replies(replies: tuple[str | Message, ...]) -> None:
+    rows = collate(to_samples([load_line(dump_line(played(*replies)))]))
+    said = [RENDERER.reply(Message("assistant", r) if isinstance(r, str) else r) for r in replies]
+    assert rows.token_ids[rows.in_time].tolist() == [token for reply in said for token in reply]
+
+
+def test_sub_agent_of_earlier_version_follows_its_calls_turn() -> None:
+    episode = played(delegate("roll once"), CALL, "it is 5", "6")
+    before = collate(to_samples([episode])).in_time
+    episode.trajectories[1].forked_from = Fork(0, 0, delegated=True)  # it did not say where it was called
+    assert torch.equal(collate(to_samples([load_line(dump_line(episode))])).in_time, before)
+
+
+def test_reward_is_on_the_last_reply_of_its_turn() -> None:
+    episode = replace(played(delegate("roll once"), CALL, "it is 5", "6"), rewards=(Reward("whole", 0.5),))
+    caller, agent = to_samples([episode])
+    assert caller.rewards[caller.loss_mask][-1] == 0.5 and not agent.rewards.any()
+
+
 def test_delegating_reply_is_closed_in_its_turn() -> None:
     for said in ([delegate("roll once"), "it is 5", "6"], [delegate("roll once"), CALL, CALL, "it is 5", "6"]):
         caller, _ = played(*said).trajectories
@@ -113,7 +140,8 @@ def test_delegated_tokens_earn_what_comes_after_them(advantage: str) -> None:
     values = torch.arange(len(x.rows.token_ids)) / 100
     batch, *_ = algorithm.compute_weights_in_place_order(x, ScoredRows(x.rows, x.rows.rollout_logprobs, values=values))
     found, turns = batch.advantages[x.rows.loss_mask], x.rows.turns[x.rows.loss_mask]
-    at_start = [float(values[x.rows.loss_mask & (x.rows.turns == turn)].min()) for turn in (0, 1)]
+    in_time = x.rows.in_time
+    at_start = [float(values[in_time][x.rows.turns[in_time] == turn][0]) for turn in (0, 1)]
     valued = at_start if advantage == "turn-gae" else [0.0, 0.0]
     for turn, to_come in ((0, 1.5), (1, 0.5)):
         expected = torch.full_like(found[turns == turn], to_come - valued[turn])

@@ -43,7 +43,9 @@ def rows_of_groups(common: int = 0) -> Rows:
         mask = np.concatenate([np.zeros(len(prompt), bool), random.random(len(own)) < 0.6])
         mask[[len(prompt), -1]] = True
         nothing = np.zeros(len(ids), np.int32)
-        samples.append(Sample(ids, mask, nothing * 0.0, nothing * 0.0, nothing, nothing, nothing, len(samples)))
+        samples.append(
+            Sample(ids, mask, nothing * 0.0, nothing * 0.0, nothing, nothing, nothing, nothing, len(samples))
+        )
     return collate(samples)
 
 

@@ -91,6 +91,8 @@ class Rows(Stage):
     token; 0 elsewhere."""
     turns: Tensor
     """int64: the turn of each token; -1 for padding."""
+    moments: Tensor
+    """int64: when each token came, among those of its episode."""
     versions: Tensor
     """int64: the version of the weights that sampled it; -1 outside the mask."""
     sources: Tensor
@@ -129,17 +131,17 @@ class Rows(Stage):
 
     @property
     def in_time(self) -> Tensor:
-        """Where the sampled tokens are in the flat arrays, each episode's turn by turn, int64 `[sampled]`.
+        """Where the sampled tokens are in the flat arrays, each episode's as they came, int64 `[sampled]`.
 
-        What a sub-agent sampled has a row after its caller's, and is of a turn amid them.
+        What a sub-agent sampled has a row after its caller's, which goes on when that is done.
         """
         sampled = torch.nonzero(self.loss_mask)[:, 0]
-        episode, turn = self.episode_of_token[sampled], self.turns[sampled]
+        episode, moment = self.episode_of_token[sampled], self.moments[sampled]
         is_next = torch.diff(episode, prepend=episode[:1]) != 0
-        back = torch.diff(turn, prepend=turn[:1]) < 0
+        back = torch.diff(moment, prepend=moment[:1]) < 0
         if not (back & ~is_next).any():
             return sampled
-        return sampled[(is_next.cumsum(0) * (turn.max() + 1) + turn).argsort(stable=True)]
+        return sampled[(is_next.cumsum(0) * (moment.max() + 1) + moment).argsort()]
 
     def grid(self, index: Tensor | None = None) -> Grid:
         """Return the layout of some rows, int64 `[b]`, or of all, as a micro-batch."""

@@ -32,6 +32,8 @@ class Sample:
     policy_versions: IntArray
     """-1 where no token was sampled."""
     turns: IntArray
+    moments: IntArray
+    """When each token came, among those of all trajectories of its episode."""
     sources: IntArray
     """An index into the members of `Source`."""
     episode: int
@@ -48,9 +50,9 @@ def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
     """
     samples = []
     for index, episode in enumerate(episodes):
-        rows = rows_of(episode)
-        earned = _earned(episode, rows)
-        for (_, trajectory, mask), rewards in zip(rows, earned, strict=True):
+        rows, moments = rows_of(episode), _moments(episode.trajectories)
+        earned = _earned(episode, rows, moments)
+        for (number, trajectory, mask), rewards in zip(rows, earned, strict=True):
             samples.append(
                 Sample(
                     token_ids=trajectory.token_ids,
@@ -59,6 +61,7 @@ def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
                     rewards=rewards,
                     policy_versions=np.where(mask, trajectory.policy_versions, -1).astype(np.int32),
                     turns=trajectory.turns,
+                    moments=moments[number],
                     sources=trajectory.sources,
                     episode=index,
                     routed_experts=trajectory.routed_experts,
@@ -72,18 +75,51 @@ def rows_of(episode: Episode) -> list[tuple[int, Trajectory, BoolArray]]:
     return [(n, t, mask) for n, t in enumerate(episode.trajectories) if (mask := t.own_loss_mask).any()]
 
 
-def _earned(episode: Episode, rows: Sequence[tuple[int, Trajectory, BoolArray]]) -> list[Rewards]:
+def _moments(trajectories: Sequence[Trajectory]) -> list[IntArray]:
+    """Return when each token came: one trajectory after the other, but a sub-agent's where its caller waited for it."""
+    lengths = [len(trajectory) for trajectory in trajectories]
+    ends = np.cumsum(lengths)[:-1]
+    if not any(trajectory.is_delegated for trajectory in trajectories):
+        return np.split(np.arange(sum(lengths), dtype=np.int32), ends)
+    waits, keys = list[tuple[int, int] | None](), list[IntArray]()
+    for number, trajectory in enumerate(trajectories):
+        waits.append(wait := _wait(trajectory, trajectories, waits))
+        place, own = np.arange(len(trajectory)), np.full(len(trajectory), number)
+        when = (own, 2 * place + 1) if wait is None else (np.full_like(own, wait[0]), np.full_like(own, 2 * wait[1]))
+        keys.append(np.stack([place, own, when[1], when[0]]))
+    moments = np.empty(sum(lengths), np.int32)
+    moments[np.lexsort(np.concatenate(keys, axis=1))] = np.arange(sum(lengths))
+    return np.split(moments, ends)
+
+
+def _wait(
+    trajectory: Trajectory, trajectories: Sequence[Trajectory], waits: Sequence[tuple[int, int] | None]
+) -> tuple[int, int] | None:
+    """Return which trajectory waits for this one, after how many tokens; None where none does."""
+    fork = trajectory.forked_from
+    if fork is None or not fork.delegated:
+        return None
+    if fork.called_at is not None:
+        return fork.parent, fork.called_at
+    called = trajectory.spans[0].turn if trajectory.spans else 0  # as far as an earlier version's episodes say it
+    return waits[fork.parent] or (fork.parent, int((trajectories[fork.parent].turns <= called).sum()))
+
+
+def _earned(
+    episode: Episode, rows: Sequence[tuple[int, Trajectory, BoolArray]], moments: Sequence[IntArray]
+) -> list[Rewards]:
     """Lay the episode's rewards out over its rows."""
     earned = [np.zeros(len(mask)) for _, _, mask in rows]
-    last: dict[int, tuple[int, int]] = {}  # turn → the row and place of its last sampled token
-    for row, (_, trajectory, mask) in enumerate(rows):
+    last: dict[int, tuple[int, int, int]] = {}  # turn → the moment, row and place of its last sampled token
+    for row, (number, trajectory, mask) in enumerate(rows):
         places = np.flatnonzero(mask)
         turns = trajectory.turns[places]
         for end in np.flatnonzero(np.diff(turns, append=-1)):  # where a run of the same turn ends
-            last[int(turns[end])] = (row, int(places[end]))
+            found = (int(moments[number][places[end]]), row, int(places[end]))
+            last[int(turns[end])] = max(found, last.get(int(turns[end]), found))
     for reward in episode.rewards if rows else ():
         if reward.value is not None and reward.weight != 0:
-            row, token = last[reward.turn if reward.turn in last else max(last)]
+            _, row, token = last[reward.turn if reward.turn in last else max(last)]
             earned[row][token] += reward.value * reward.weight
     return earned
 
@@ -105,6 +141,7 @@ def collate(samples: Sequence[Sample]) -> Rows:
         rollout_logprobs=flat([s.rollout_logprobs for s in samples], torch.float32),
         rewards=flat([s.rewards for s in samples], torch.float64),
         turns=flat([s.turns for s in samples], torch.int64),
+        moments=flat([s.moments for s in samples], torch.int64),
         versions=flat([s.policy_versions for s in samples], torch.int64),
         sources=flat([s.sources for s in samples], torch.int64),
         routed_experts=torch.from_numpy(np.concatenate(routes)) if routes else None,

@@ -84,6 +84,8 @@ class Fork:
     position: int
     delegated: bool = False
     """Whether a sub-agent wrote it: in a context of its own, after which the one that called it goes on."""
+    called_at: int | None = None
+    """How many tokens its caller's trajectory had when it called a sub-agent whose first trajectory this is."""
 
 
 class _Prefix(Sequence[int]):

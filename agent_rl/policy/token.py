@@ -114,7 +114,7 @@ class TokenConversation:
         self._trajectories: list[Trajectory] = [] if caller is None else caller._trajectories
         self._at = len(self._trajectories)
         """Which of them is the context."""
-        self._trajectories.append(Trajectory(None if caller is None else Fork(caller._at, 0, delegated=True)))
+        self._trajectories.append(Trajectory(None if caller is None else caller._called()))
         self._messages: list[Message] = []
         self._examples = 0
         """Replies that the environment's opening shows."""
@@ -191,6 +191,10 @@ class TokenConversation:
             self._fork = Fork(self._at, shared, trajectory.is_delegated)
             self.wait()
             self._waited = False
+
+    def _called(self) -> Fork:
+        """Return where a sub-agent begins that is called now."""
+        return Fork(self._at, 0, delegated=True, called_at=len(self._trajectories[self._at]))
 
     def wait(self) -> None:
         """Free the engine's slot until the next reply, before which the engine is given all ids again."""

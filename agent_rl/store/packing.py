@@ -3,7 +3,7 @@
 {"tokens":   {"dtype": "int32", "shape": [T], "crc32": ..., "zstd": "<base64>"},
 "logprobs": {"dtype": "float32", "shape": [sampled], ...},     # of the policy's tokens only, in order
 "spans":    [[start, stop, source, turn, policy_version], ...],
-"forked_from": [parent, position],                             # only where it was forked; and true if by a sub-agent
+"forked_from": [parent, position],     # only where it was forked; of a sub-agent true, and where it was called, too
 "experts":  {"dtype": "int8", "shape": [rows, layers, top_k], "crc32": ...,    # only where asked for
 "file": "episodes.experts", "offset": ..., "length": ...}}
 """
@@ -33,7 +33,7 @@ class PackedTrajectory:
     tokens: PackedArray
     logprobs: PackedArray
     spans: tuple[tuple[int, int, Source, int, int | None], ...]
-    forked_from: tuple[int, int] | tuple[int, int, bool] | None = None
+    forked_from: tuple[int, int] | tuple[int, int, bool] | tuple[int, int, bool, int | None] | None = None
     experts: PackedArray | ArrayBeside | None = None
 
 
@@ -50,9 +50,14 @@ def pack(trajectory: Trajectory, experts: KeepExperts | None = None) -> PackedTr
         tokens=pack_array(trajectory.token_ids),
         logprobs=pack_array(trajectory.sampled_logprobs),
         spans=tuple((s.start, s.stop, s.source, s.turn, s.policy_version) for s in trajectory.spans),
-        forked_from=None if fork is None else (fork.parent, fork.position, *((True,) if fork.delegated else ())),
+        forked_from=None if fork is None else _forked_from(fork),
         experts=None if experts is None or routed is None else experts(_reported(routed)),
     )
+
+
+def _forked_from(fork: Fork) -> tuple[int, int] | tuple[int, int, bool, int | None]:
+    place = fork.parent, fork.position
+    return (*place, True, fork.called_at) if fork.delegated else place
 
 
 def unpack(block: PackedTrajectory, folder: Path | None = None) -> Trajectory:

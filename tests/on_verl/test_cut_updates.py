@@ -93,7 +93,9 @@ def episode(number: int, cut: Pieces) -> Episode:
         fork, caller = Fork(caller, repeated) if start else None, len(trajectories)
         trajectory([at for at in range(first, stop) if at not in delegated], range(start, stop), fork)
         if delegated and start <= delegated.start < stop:
-            trajectory(delegated, delegated, Fork(caller, 0, delegated=True))
+            opened = (cut.opening or 1) if fork is not None and not fork.position else 0
+            called_at = opened + delegated.start - first
+            trajectory(delegated, delegated, Fork(caller, 0, delegated=True, called_at=called_at))
     rewards = (Reward("correct", SCORES[number % 8]), Reward("step", 0.25, turn=sampled[0] // TURN))
     steps = tuple(StepRecord(1, 0.0, False, False, state=f"s{turn}") for turn in range(3))
     named = {"group_id": "ab"[number // 4 % 2], "trajectories": tuple(trajectories), "rewards": rewards}

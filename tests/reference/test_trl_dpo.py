@@ -22,7 +22,7 @@ FLOAT32 = 1e-6  # of our advantages
 def sample(mask):
     """A row of which only the mask matters."""
     whole, zeros = np.zeros(len(mask), np.int32), np.zeros(len(mask), np.float32)
-    return Sample(whole, mask.numpy(), zeros, zeros, whole, whole, whole, 0)
+    return Sample(whole, mask.numpy(), zeros, zeros, whole, whole, whole, whole, 0)
 
 
 def trl_dpo(mask, logprobs, reference):
