@@ -23,7 +23,7 @@ CORES, LOOPS = 2, 4
 MOST_WALL, MOST_CPU = 3.5, 1.15
 SHORT = (
     *("steps=6", "eval.n=32", "eval.dev_n=16", "eval.every=0", "warm_start.demonstrations=300"),
-    *("warm_start.copy_steps=5", "warm_start.clone_steps=40", "warm_start.batch=32"),
+    *("warm_start.copy_steps=5", "warm_start.clone_steps=40"),
 )
 """About 20 CPU-s."""
 

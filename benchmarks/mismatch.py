@@ -41,7 +41,7 @@ FORMATS = ["float32", "bfloat16", "float8", "int4"]
 ENV = "calculator-v0"
 COMMON = [f"env={ENV}", "model=tiny_moe", "threads=1", "eval.n=256", "eval.every=0"]
 COMMON += ["rollout.groups=8", "rollout.temperature=1"]
-WARM = ["steps=0", "warm_start.demonstrations=3000", "warm_start.clone_steps=200", "warm_start.batch=32"]
+WARM = ["steps=0", "warm_start.demonstrations=3000", "warm_start.clone_steps=200"]
 TREATMENTS = {
     "bypass": ["algorithm.proximal=rollout"],
     "bypass+r3": ["algorithm.proximal=rollout", "algorithm.routing.replay=R3"],

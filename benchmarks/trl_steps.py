@@ -304,8 +304,7 @@ def warm_started(folder: str) -> None:
 
     import agent_rl as ar
 
-    warm = {"demonstrations": 2000, "clone_steps": 300, "batch": 32}
-    quick = {"eval": {"n": 8, "dev_n": 8, "every": 0}, "warm_start": warm}
+    quick = {"eval": {"n": 8, "dev_n": 8, "every": 0}, "warm_start": {"demonstrations": 2000, "clone_steps": 300}}
     done = ar.train("calculator-v0", steps=1, runs_dir=f"{folder}.run", threads=1, seed=0, **quick)
     shutil.copytree(Path(done.folder) / "checkpoint", folder)
 

@@ -52,7 +52,6 @@ PAST_SHORT_CUTS: Mapping[str, object] = MappingProxyType(
         "rollout.retry_temperature": 2,
         "eval.temperature": 1,
         "optimizer.weight_decay": 0.1,
-        "optimizer.max_grad_norm": 0.2,
     }
 )
 """What got all runs of five environments past their short cuts; benchmarks/unlike.py measures it."""

@@ -48,7 +48,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(os.environ.get("AGENT_RL_WARM") or tmp_path_factory.mktemp("warm")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "latest" / "checkpoint"
-    settings = ["steps=0", "threads=1", "eval.n=16", "warm_start.clone_steps=800", f"runs_dir={folder}"]
+    settings = ["steps=0", "threads=1", "eval.n=16", "warm_start.clone_steps=400", f"runs_dir={folder}"]
     command = [sys.executable, "-m", "agent_rl", "train", *settings]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

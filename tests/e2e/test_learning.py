@@ -23,7 +23,7 @@ def train(tmp_path: Path, *overrides: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("env", "shorter"), [("calculator-v0", ()), ("search-v0", ("warm_start.clone_steps=600", "steps=40"))]
+    ("env", "shorter"), [("calculator-v0", ()), ("search-v0", ("warm_start.clone_steps=300", "steps=40"))]
 )
 def test_run_reaches_the_bar(env: str, shorter: tuple[str, ...], tmp_path: Path) -> None:
     """calculator-v0 by the defaults; search-v0, which needs less, in half the time."""

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.e2e
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a mixture of experts after a short warm start: unsure of its tokens and routes."""
     folder = tmp_path_factory.mktemp("warm-moe")
-    settings = ["model=tiny_moe", "steps=0", "threads=1", "eval.n=8", "warm_start.clone_steps=40"]
+    settings = ["model=tiny_moe", "steps=0", "threads=1", "eval.n=8", "warm_start.clone_steps=20"]
     command = [sys.executable, "-m", "agent_rl", "train", *settings, f"runs_dir={folder}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return (folder / "latest" / "checkpoint").resolve()

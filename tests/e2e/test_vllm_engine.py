@@ -22,7 +22,7 @@ STEPS = 2
 SMALL = (
     *("threads=1", f"steps={STEPS}", "seed=3", "eval.n=4", "eval.dev_n=4", "eval.every=0"),
     *("rollout.groups=4", "rollout.samples=8", "rollout.slots=16", "optimizer.lr=5e-3", "optimizer.warmup_steps=0"),
-    *("warm_start.clone_steps=200", "warm_start.demonstrations=600"),  # enough that some succeed
+    *("warm_start.clone_steps=100", "warm_start.demonstrations=600"),  # enough that some succeed
 )
 
 

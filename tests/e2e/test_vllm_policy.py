@@ -34,7 +34,7 @@ TIE = 1e-3
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warm-started mixture of experts, which calls the calculator."""
     folder = tmp_path_factory.mktemp("moe")
-    settings = ["model=tiny_moe", "steps=0", "threads=1", "eval.n=16", "warm_start.clone_steps=400"]
+    settings = ["model=tiny_moe", "steps=0", "threads=1", "eval.n=16", "warm_start.clone_steps=200"]
     command = [sys.executable, "-m", "agent_rl", "train", *settings, f"runs_dir={folder}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return (folder / "latest" / "checkpoint").resolve()

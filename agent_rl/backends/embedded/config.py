@@ -26,11 +26,10 @@ MAX_TOKENS = 56
 PLAYER: Mapping[str, object] = {
     "rollout": {"temperature": 1.3},
     "eval": {"temperature": 1.0},
-    "optimizer": {"weight_decay": 0.1, "max_grad_norm": 0.2},
+    "optimizer": {"weight_decay": 0.1},
 }
-"""The defaults of runs in which a fresh model samples: it explores more than it is evaluated with, weights that shrink
-free what is settled, right or wrong, and no batch moves them much further than others do. A large vocabulary has too
-many wrong tokens for the temperature."""
+"""The defaults of runs in which a fresh model samples: it explores more than it is evaluated with, and weights that
+shrink free what is settled, right or wrong. A large vocabulary has too many wrong tokens for the temperature."""
 FRESH: Mapping[str, object] = filled_in({"rollout": {"retry_temperature": 2.0}}, PLAYER)
 """The same, but for self-play: what it is sure of, and wrong, is tried hotter still."""
 DEVICES = r"^(auto|cpu|mps|cuda(:\d+)?)$"

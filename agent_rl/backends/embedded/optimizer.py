@@ -45,8 +45,7 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's and Muon's, decoupled from the gradients; with `start_from` 0, as in a warm start."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """A longer gradient of all parameters together is scaled down to this length; 0.2 in RL of a fresh model, whose
-    usual one is shorter."""
+    """A longer gradient of all parameters together is scaled down to this length."""
     warmup_steps: int = Field(5, ge=0)
     """Steps over which learning rates rise, linearly."""
     decay_from: float = Field(0.4, ge=0, le=1)

@@ -39,16 +39,16 @@ class WarmStartConfig(Section):
     """Whether only those of `episodes` count that succeed."""
     demonstrations: int = Field(6000, ge=1)
     """At most, where there are fewer episodes; 500 with `start_from`."""
-    batch: int = Field(16, ge=1)
-    """Twice as many steps of half the size cost the same, and a clone lacks a skill less often (BENCHMARKS.md)."""
-    copy_steps: int = Field(300, ge=0)
+    batch: int = Field(32, ge=1)
+    """16 with `start_from`."""
+    copy_steps: int = Field(150, ge=0)
     """At most; the gate usually ends the phase sooner. 0 with `start_from`: such a model can copy."""
     copy_gate: float = Field(0.1, gt=0)
     """The mean copy loss, in nats over five steps, at which cloning begins. It dips to 0.24 after 15 steps, before
     copying is learned, and falls to 0.1 within 63 to 132 steps."""
     copy_share: float = Field(0.1, ge=0, lt=1)
     """The part of a cloning batch that is still copying, beside one demonstration at least; 0 with `start_from`."""
-    clone_steps: int = Field(2000, ge=0)
+    clone_steps: int = Field(1000, ge=0)
     """With `start_from` 0, no warm start, or 100 if `episodes` are given."""
     env_weight: float = Field(0.2, ge=0, le=1)
     """The weight of the tokens that the demonstrator did not write, at first: it falls to 0 over the cloning, linearly.
@@ -61,6 +61,7 @@ class WarmStartConfig(Section):
 
 _PRETRAINED: Mapping[str, object] = {
     "demonstrations": 500,
+    "batch": 16,
     "copy_steps": 0,
     "copy_share": 0.0,
     "env_weight": 0.0,
