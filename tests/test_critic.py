@@ -105,7 +105,7 @@ def test_gae_spans_the_rows_of_an_episode(name: str, advantages: list[list[float
     x = judge.experience(group_episodes([episode("other", 0.0), episode("win", 1.0)]))
     samples = [example_sample(6, [2, 3, 4, 5], 0.0, episode=0)]
     samples += [example_sample(5, [1, 3], 0.0, episode=1), example_sample(4, [2, 3], 1.0, episode=1)]
-    samples[2].turns[:] = 1
+    samples[2].turns[:], samples[2].moments[:] = 1, range(5, 9)
     x = replace(x, rows=collate(samples))
     values = torch.zeros(3, 6)
     values[1, [1, 3]], values[2, [2, 3]] = torch.tensor([0.5, 0.25]), torch.tensor([0.0, 0.75])

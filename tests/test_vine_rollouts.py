@@ -118,7 +118,8 @@ def test_vine_values_leave_excluded_endings_out(
     trainer: Trainer, ending: str, value: float, unscored: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, play = sampled(trainer).batch, trainer.rollouts.play
-    trainer.rollouts.algorithm = Algorithm(AlgorithmConfig.model_validate(VINE | {"endings": {"truncated": ending}}))
+    endings = {"truncated": ending, "parse_error": ending}  # of a last reply that can't be read
+    trainer.rollouts.algorithm = Algorithm(AlgorithmConfig.model_validate(VINE | {"endings": endings}))
     ends = ((100.0, Outcome.TRUNCATED), *[(1.0, Outcome.TERMINATED)] * 2)  # the first of the three is cut
 
     def first_is_cut(jobs: list[Job], params: SamplingParams) -> list[Episode]:
