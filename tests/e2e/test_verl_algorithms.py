@@ -146,7 +146,8 @@ def test_verl_run_without_vllm_stops_with_reason(ppo: Ended) -> None:
 @pytest.fixture(scope="module")
 def vine(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """VinePPO with two mini-batches; the process that plays its episodes is killed after two steps."""
-    settings = {"start_from": str(warm), "algorithm": VINE, "updates": {"minibatches": 2}}
+    own = {"verl": {"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8}, "updates": {"minibatches": 2}}
+    settings = {"start_from": str(warm), "algorithm": VINE} | own
     return ended(verl_python, tmp_path_factory.mktemp("vine"), settings, "ray::AgentLoopWorker")
 
 
