@@ -10,13 +10,13 @@ as a conversation that has been. Success is printed sampled at temperature 1, an
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 
 import numpy as np
 
 import agent_rl as ar
+from agent_rl.config import parse_setting
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--renderer", default="chatml")
     parser.add_argument("--env-args", nargs="*", default=[])
     options = parser.parse_args()
-    env_args = {key: _value(value) for key, _, value in (given.partition("=") for given in options.env_args)}
+    env_args = dict(map(parse_setting, options.env_args))
     solved = ar.run(options.env, "oracle", n=options.examples, env_args=env_args)
     examples = [message for episode in solved for message in episode.messages if message.role != "system"]
     env = with_examples(ar.spec(options.env), examples, options.n)
@@ -39,15 +39,13 @@ def main() -> int:
     for temperature in (1.0, 0.0):
         how = {"max_tokens": options.max_tokens, "context": options.context, "renderer": options.renderer}
         policy = ar.load(options.model, temperature, **how)
-        found = ar.evaluate(env, policy, n=options.n, concurrency=8, env_args=env_args)
-        low, high = found.success.interval
-        cells.append(f"{found.success.share} ({low:.1%} to {high:.1%})")
+        cells.append(str(ar.evaluate(env, policy, n=options.n, concurrency=8, env_args=env_args).success).strip())
     print(f"| {options.env}, {len(solved)} examples | {' | '.join(cells)} |")
     return 0
 
 
 def with_examples(env: ar.EnvSpec, examples: Sequence[ar.Message], n: int) -> type[ar.Env]:
-    """Return an environment with the first `n` held-out tasks of another, each behind solved ones."""
+    """Return an environment with the first `n` held-out tasks of another, texts, each behind solved ones."""
 
     class FewShot(env.cls):  # type: ignore[name-defined, misc]
         def reset(self, task: ar.Task, rng: np.random.Generator) -> list[ar.Message]:
@@ -56,13 +54,6 @@ def with_examples(env: ar.EnvSpec, examples: Sequence[ar.Message], n: int) -> ty
     rows = [dict(task) for task in env.tasks.distinct("eval", n)]
     ar.register("few-shot-v0", tasks={"eval": rows}, budget=env.budget)(FewShot)
     return FewShot
-
-
-def _value(text: str) -> ar.JSON:
-    try:
-        return json.loads(text)  # type: ignore[no-any-return]
-    except ValueError:
-        return text
 
 
 if __name__ == "__main__":

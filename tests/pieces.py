@@ -9,6 +9,9 @@ import numpy as np
 
 WIDTH, TURN = 9, 3
 """The tokens of an episode that is cut, and of each of its turns."""
+SAMPLED = [[1, 2, 4], [2, 5, 7], [3, 4, 5, 8], [1, 6], [1, 2, 3], [4, 7], [2, 3, 5, 6, 8], [5]]
+"""Where eight episodes, in two groups of four, have sampled tokens."""
+SCORES = [1.0, 0.0, 0.5, 0.25, 2.0, 1.5, 0.75, 3.0]
 
 
 class Pieces(NamedTuple):

@@ -17,12 +17,9 @@ from agent_rl.config import load_config
 from agent_rl.core.trajectory import BoolArray
 from tests.batches import PRESETS
 from tests.doubles import example_sample
-from tests.pieces import TURN, WIDTH, Pieces
+from tests.pieces import SAMPLED, SCORES, TURN, WIDTH, Pieces
 from tests.test_gradients import experience
 
-SAMPLED = [[1, 2, 4], [2, 5, 7], [3, 4, 5, 8], [1, 6], [1, 2, 3], [4, 7], [2, 3, 5, 6, 8], [5]]
-"""Where eight episodes, in two groups of four, have sampled tokens; three tokens are a turn."""
-SCORES = [1.0, 0.0, 0.5, 0.25, 2.0, 1.5, 0.75, 3.0]
 RECOMPUTED: dict[str, object] = {"proximal": "recompute"}
 OPSM = RECOMPUTED | {"negative_mask": {"name": "opsm", "delta": 0.02}}
 OTHERS: dict[str, dict[str, object]] = {

@@ -84,9 +84,9 @@ def _moments(trajectories: Sequence[Trajectory]) -> list[IntArray]:
     waits, keys = list[tuple[int, int] | None](), list[IntArray]()
     for number, trajectory in enumerate(trajectories):
         waits.append(wait := _wait(trajectory, trajectories, waits))
-        place, own = np.arange(len(trajectory)), np.full(len(trajectory), number)
-        when = (own, 2 * place + 1) if wait is None else (np.full_like(own, wait[0]), np.full_like(own, 2 * wait[1]))
-        keys.append(np.stack([place, own, when[1], when[0]]))
+        place = np.arange(len(trajectory))
+        of, after = (number, 2 * place + 1) if wait is None else (wait[0], 2 * wait[1])
+        keys.append(np.stack(np.broadcast_arrays(place, number, after, of)))
     moments = np.empty(sum(lengths), np.int32)
     moments[np.lexsort(np.concatenate(keys, axis=1))] = np.arange(sum(lengths))
     return np.split(moments, ends)
@@ -115,8 +115,8 @@ def _earned(
         places = np.flatnonzero(mask)
         turns = trajectory.turns[places]
         for end in np.flatnonzero(np.diff(turns, append=-1)):  # where a run of the same turn ends
-            found = (int(moments[number][places[end]]), row, int(places[end]))
-            last[int(turns[end])] = max(found, last.get(int(turns[end]), found))
+            turn, found = int(turns[end]), (int(moments[number][places[end]]), row, int(places[end]))
+            last[turn] = max(found, last.get(turn, found))
     for reward in episode.rewards if rows else ():
         if reward.value is not None and reward.weight != 0:
             _, row, token = last[reward.turn if reward.turn in last else max(last)]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from doubles import example_episode
-from pieces import TURN, WIDTH, Pieces
+from pieces import SAMPLED, SCORES, TURN, WIDTH, Pieces
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -32,8 +32,6 @@ from on_verl.test_backends_agree import as_engine, nested, preset
 from on_verl.test_trainer import Setup
 
 LR = 0.5
-SAMPLED = [[1, 2, 4], [2, 5, 7], [3, 4, 5, 8], [1, 6], [1, 2, 3], [4, 7], [2, 3, 5, 6, 8], [5]]
-SCORES = [1.0, 0.0, 0.5, 0.25, 2.0, 1.5, 0.75, 3.0]
 UPDATES = UpdatesConfig(minibatches=2, epochs=2, shuffle=False)
 NAMES = [name for name in choices("algorithm") if preset(name).config.critic.where != "shared"]
 
