@@ -13,18 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent_rl.backends.embedded import data_parallel
-from agent_rl.backends.embedded.data_parallel import (
-    OF_THE_GROUP,
-    SeveralProcesses,
-    _end,
-    _start,
-    _Worker,
-    join_group,
-    sum_gradients,
-)
+from agent_rl.backends.embedded import worker_process
+from agent_rl.backends.embedded.data_parallel import SeveralProcesses, join_group, sum_gradients
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.trainer import StepResult, Trainer
+from agent_rl.backends.embedded.worker_process import OF_THE_GROUP, WorkerProcess, end_workers, start_worker
 from agent_rl.errors import CheckpointError, WorkerError
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.episodes import read_episodes
@@ -92,7 +85,7 @@ def test_run_ends_when_one_process_is_killed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_worker_reports_errors_outlives_signals_and_ends(tmp_path: Path) -> None:
-    worker = _start(1, tmp_path)
+    worker = start_worker(1, tmp_path)
     for _ in range(2):  # the first ones come while it starts
         for number in OF_THE_GROUP:
             worker.process.send_signal(number)
@@ -104,7 +97,7 @@ def test_worker_reports_errors_outlives_signals_and_ends(tmp_path: Path) -> None
     worker.ask("play", "play", [], None)
     with pytest.raises(WorkerError, match="process 1 of the run failed: AttributeError"):
         worker.answer()
-    _end([worker])
+    end_workers([worker])
     assert worker.process.returncode == 0
 
 
@@ -112,25 +105,25 @@ def test_lost_worker_is_named_where_gloo_saw_first(tmp_path: Path) -> None:
     own, other = Pipe()
     process = subprocess.Popen(["sleep", "60"], pass_fds=(other.fileno(),))
     other.close()
-    processes = SeveralProcesses(None, [_Worker(1, process, own, tmp_path)])  # type: ignore[arg-type]
+    processes = SeveralProcesses(None, [WorkerProcess(1, process, own, tmp_path)])  # type: ignore[arg-type]
     with pytest.raises(WorkerError, match="process 1 of the run was killed by signal 9"), processes._together():
         threading.Timer(0.3, process.kill).start()
         raise RuntimeError("Connection reset by peer")
 
 
 def test_workers_that_are_busy_end_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_parallel, "PATIENCE", 1.0)
+    monkeypatch.setattr(worker_process, "PATIENCE", 1.0)
     busy = [subprocess.Popen(["sleep", "60"]) for _ in range(4)]
     began = time.monotonic()
-    _end([_Worker(rank, process, Pipe()[0], tmp_path) for rank, process in enumerate(busy, 1)])
+    end_workers([WorkerProcess(rank, process, Pipe()[0], tmp_path) for rank, process in enumerate(busy, 1)])
     assert time.monotonic() - began < 2.5 and {process.returncode for process in busy} == {-signal.SIGKILL}
 
 
 def test_worker_ends_with_killed_run(tmp_path: Path) -> None:
     script = f"""if True:
         import os, pathlib, sys
-        from agent_rl.backends.embedded.data_parallel import _start
-        worker = _start(1, pathlib.Path({str(tmp_path)!r}))
+        from agent_rl.backends.embedded.worker_process import start_worker
+        worker = start_worker(1, pathlib.Path({str(tmp_path)!r}))
         worker.ask("start", sys.path, [], pathlib.Path({str(tmp_path)!r}), "", 1)
         worker.connection.poll(60)
         print(worker.process.pid, flush=True)

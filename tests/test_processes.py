@@ -13,7 +13,8 @@ import torch
 
 from agent_rl.backends.embedded.check import check_run, module_of
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.data_parallel import SeveralProcesses, _answers, _end, _Worker, deal, in_processes
+from agent_rl.backends.embedded.data_parallel import SeveralProcesses, deal, in_processes
+from agent_rl.backends.embedded.worker_process import WorkerProcess, answers_of, end_workers
 from agent_rl.backends.settings import resumed_changes
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError, WorkerError
@@ -128,17 +129,17 @@ def test_judge_limits_are_shared_by_processes() -> None:
 
 
 @pytest.fixture
-def sleeping() -> Iterator[_Worker]:
+def sleeping() -> Iterator[WorkerProcess]:
     """A worker that never answers."""
     own, other = Pipe()
-    worker = _Worker(2, subprocess.Popen(["sleep", "60"]), own, Path("runs/x"))
+    worker = WorkerProcess(2, subprocess.Popen(["sleep", "60"]), own, Path("runs/x"))
     yield worker
     worker.process.kill()
     other.close()
-    _end([worker])
+    end_workers([worker])
 
 
-def test_share_ends_when_another_process_is_lost(sleeping: _Worker) -> None:
+def test_share_ends_when_another_process_is_lost(sleeping: WorkerProcess) -> None:
     cancelled = []
 
     async def share() -> None:
@@ -155,22 +156,22 @@ def test_share_ends_when_another_process_is_lost(sleeping: _Worker) -> None:
     assert asyncio.run(SeveralProcesses(SimpleNamespace(), []).watched(asyncio.sleep(0, 7))) == 7  # type: ignore[arg-type]
 
 
-def test_answers_wait_for_no_process_beside_a_lost(sleeping: _Worker) -> None:
+def test_answers_wait_for_no_process_beside_a_lost(sleeping: WorkerProcess) -> None:
     own, other = Pipe()
-    lost = _Worker(1, subprocess.Popen(["true"]), own, Path("runs/x"))
+    lost = WorkerProcess(1, subprocess.Popen(["true"]), own, Path("runs/x"))
     other.close()
     with pytest.raises(WorkerError, match="process 1 of the run ended: 0"):
-        _answers([sleeping, lost])
-    _end([lost])
+        answers_of([sleeping, lost])
+    end_workers([lost])
 
 
 def test_lost_process_is_named_with_way_out() -> None:
     own, other = Pipe()
     process = subprocess.Popen(["sleep", "60"])
-    worker = _Worker(2, process, own, Path("runs/x"))
+    worker = WorkerProcess(2, process, own, Path("runs/x"))
     process.kill()
     other.close()
     with pytest.raises(WorkerError, match=r"process 2 .* killed by signal 9.*resume=runs/x processes=1"):
         worker.answer()
-    _end([worker])
+    end_workers([worker])
     assert process.poll() is not None

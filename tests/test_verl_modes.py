@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.config.config_keys, .staleness and agent_rl.gym.budget: verl's settings for asynchrony."""
+"""agent_rl.backends.verl.config.async_keys, .staleness and agent_rl.gym.budget: verl's settings for asynchrony."""
 
 import re
 from dataclasses import replace

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import functools
 import importlib
-import json
 import os
 import re
 import tempfile
@@ -28,6 +26,7 @@ from agent_rl.errors import ConfigError, DefinitionError, ToolServerError, did_y
 from agent_rl.gym.tool import MAX_OUTPUT, AnyTool, Tool, ToolSpec
 from agent_rl.gym.tool_limits import DEFAULT_TIMEOUT
 from agent_rl.pacing import Pace
+from agent_rl.tools.mcp_results import parts_of, text_of
 
 STDERR = 500
 """Characters of what a server wrote to stderr that an error shows."""
@@ -147,7 +146,7 @@ class McpSession:
             RuntimeError: if the tool reports an error.
             ToolServerError: if the server can't be reached.
         """
-        return _as_text(await _loop().run(self._call(name, arguments)))
+        return text_of(await _loop().run(self._call(name, arguments)))
 
     async def close(self) -> None:
         """End the session, and with it the process of a server that was started for it."""
@@ -202,9 +201,9 @@ class McpSession:
                 raise RuntimeError(error.message) from None
             self.is_lost = True
             raise self._failure(f"was lost: {error.message}") from error
-        parts = _parts_of(result)
+        parts = parts_of(result)
         if result.is_error:
-            raise RuntimeError(_as_text(parts))
+            raise RuntimeError(text_of(parts))
         return parts
 
     def _failure(self, what: str) -> ToolServerError:
@@ -237,40 +236,13 @@ class McpSession:
     def _tool(self, described: Any) -> AnyTool:
         async def call(**arguments: JSON) -> str | list[str | Image]:
             parts = await _loop().run(self._call(described.name, arguments))
-            return parts if any(isinstance(part, Image) for part in parts) else _as_text(parts)
+            return parts if any(isinstance(part, Image) for part in parts) else text_of(parts)
 
         name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{self.server.prefix}{described.name}")[:64]
         spec = ToolSpec(name, (described.description or described.title or "").strip(), described.input_schema)
         tool = Tool(call, spec=spec, timeout=self.server.timeout, max_output=self.server.max_output)
         tool.rate_limit = self.server.rate_limit
         return tool
-
-
-def _as_text(parts: Sequence[str | Image]) -> str:
-    return "\n".join(map(str, parts))
-
-
-def _parts_of(result: Any) -> list[str | Image]:
-    """Return a result as a model gets it: texts and images, the JSON of one without text; what is left out is said."""
-    parts = [_part_of(part) for part in result.content]
-    if result.structured_content is not None and not any(part.type == "text" for part in result.content):
-        parts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
-    return parts
-
-
-def _part_of(part: Any) -> str | Image:
-    if part.type == "image":
-        with contextlib.suppress(ValueError):  # of another kind: it is left out
-            return Image.of(f"data:image/any;base64,{part.data}")
-    if part.type == "text":
-        return str(part.text)
-    if part.type == "resource_link":
-        return f"[resource {part.name}: {part.uri}]"
-    if part.type == "resource":
-        held = part.resource
-        return str(held.text) if hasattr(held, "text") else f"[{held.mime_type or 'resource'} left out: {held.uri}]"
-    size = len(getattr(part, "data", "")) * 3 // 4
-    return f"[{part.type} left out: {getattr(part, 'mime_type', None) or 'unknown type'}, {size} bytes]"
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import ConfigError, DefinitionError, InfrastructureError, ToolServerError
 from agent_rl.gym.tool_calls import call_tools
 from agent_rl.tools.mcp import McpEnv, McpServer, McpSession
-from agent_rl.tools.mcp_server import _as_text, _parts_of
+from agent_rl.tools.mcp_results import parts_of, text_of
 from tests.adapters.mcp_server import PICTURE, make_server
 
 SCRIPT = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
@@ -175,8 +175,8 @@ def test_mcp_results_of_other_kinds_are_said() -> None:
     held = TextResourceContents(uri="file:///a", text="held")
     link = ResourceLink(type="resource_link", name="b", uri="file:///b")
     content = [EmbeddedResource(type="resource", resource=held), link]
-    assert _as_text(_parts_of(CallToolResult(content=content))) == "held\n[resource b: file:///b]"
-    assert _as_text(_parts_of(CallToolResult(content=[], structured_content={"é": 1}))) == '{"é": 1}'
+    assert text_of(parts_of(CallToolResult(content=content))) == "held\n[resource b: file:///b]"
+    assert text_of(parts_of(CallToolResult(content=[], structured_content={"é": 1}))) == '{"é": 1}'
 
 
 # Environments

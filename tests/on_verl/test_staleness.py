@@ -10,7 +10,7 @@ import pytest
 from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from agent_rl.backends.verl.config.config_keys import asynchronous
+from agent_rl.backends.verl.config.async_keys import asynchronous
 from agent_rl.runs.config import AsyncConfig
 
 GROUPS, STEPS = 4, 100

@@ -8,22 +8,14 @@ that gradients, which `torch.distributed` sums, are those of one process but for
 from __future__ import annotations
 
 import asyncio
-import io
-import os
-import pickle
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,23 +25,17 @@ from agent_rl.algorithms import Denominators, WeightedRows
 from agent_rl.backends.embedded.check import module_of
 from agent_rl.backends.embedded.processes import Gradient, OneProcess
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.config import write_setting
+from agent_rl.backends.embedded.worker_process import PATIENCE, WorkerProcess, answers_of, end_workers, start_worker
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.model_files import written
-from agent_rl.errors import AgentRLError, ConfigError, WorkerError
+from agent_rl.errors import ConfigError
 from agent_rl.gym.mixture import members_of
-from agent_rl.gym.registry import EnvSpec
 from agent_rl.rollout import Job
-from agent_rl.runs.commands import command
 
 T = TypeVar("T")
-OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that a terminal or a scheduler sends to all processes: rank 0 decides."""
 NOTICED = 1.0
 """Seconds from one look at the other processes to the next, while this one plays its share."""
-PATIENCE = 10.0
-"""Seconds that workers have to end by themselves."""
 LONGEST_WAIT = 600.0
 """Seconds that processes wait for each other in a sum: all of them are there when it begins."""
 
@@ -57,7 +43,7 @@ LONGEST_WAIT = 600.0
 class SeveralProcesses(OneProcess):
     """Rank 0's side."""
 
-    def __init__(self, trainer: Trainer, workers: Sequence[_Worker]) -> None:
+    def __init__(self, trainer: Trainer, workers: Sequence[WorkerProcess]) -> None:
         self._trainer, self._workers = trainer, workers
 
     def spread(
@@ -76,7 +62,7 @@ class SeveralProcesses(OneProcess):
         for worker, part in zip(self._workers, parts[1:], strict=True):
             worker.ask("play", play.__name__, [job for block in part for job in block], params)
         found = [play([job for block in parts[0] for job in block], params)]
-        for results, tokens in _answers(self._workers):
+        for results, tokens in answers_of(self._workers):
             found.append(results)
             self._trainer.actor.engine.tokens += tokens
         ordered = list[list[T]]([[]] * len(blocks))
@@ -113,7 +99,7 @@ class SeveralProcesses(OneProcess):
         busy = [worker for worker, part in zip(self._workers, parts[1:], strict=True) if part]
         for worker, part in zip(busy, parts[1:], strict=False):  # parts without a group are the last ones
             worker.ask("gradients", self._trainer.step, batch.select(part), whole)
-        found = [list(accumulate(batch.select(parts[0]), whole)), *_answers(busy)]
+        found = [list(accumulate(batch.select(parts[0]), whole)), *answers_of(busy)]
         for worker in self._workers:  # all of them are there: nobody waits in vain
             worker.ask("add")
         with self._together():
@@ -143,85 +129,6 @@ class SeveralProcesses(OneProcess):
             raise
 
 
-@dataclass(frozen=True)
-class _Worker:
-    """Another process of the run."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    connection: Connection
-    folder: Path
-    """The run's."""
-
-    def ask(self, what: str, *arguments: object) -> None:
-        """Have something done.
-
-        Raises:
-            WorkerError: if the process has ended.
-        """
-        with self._alive():
-            self.connection.send_bytes(dump((what, arguments)))
-
-    def answer(self) -> Any:
-        """Wait for what was asked.
-
-        Raises:
-            WorkerError: if the process has ended.
-            AgentRLError: what it raised.
-        """
-        with self._alive():
-            answer = pickle.loads(self.connection.recv_bytes())
-        if isinstance(answer, AgentRLError):
-            raise answer
-        if isinstance(answer, str):
-            raise WorkerError(f"process {self.rank} of the run failed: {answer}")
-        return answer
-
-    @contextmanager
-    def _alive(self) -> Iterator[None]:
-        try:
-            yield
-        except (EOFError, OSError):
-            self.connection.close()
-            raise self.lost() from None
-
-    def lost(self) -> WorkerError:
-        """Return what to say where it has gone, or is about to."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(PATIENCE)
-        code = self.process.returncode
-        how = f"was killed by signal {-code}" if code and code < 0 else f"ended: {code}"
-        if code == -signal.SIGKILL:
-            how += ", perhaps for want of memory"
-        return WorkerError(
-            f"process {self.rank} of the run {how}; continue from the last checkpoint, with as many processes or "
-            f"fewer: {command('train', write_setting('resume', str(self.folder)), 'processes=1')}"
-        )
-
-
-def _answers(workers: Sequence[_Worker]) -> list[Any]:
-    """Wait for what each was asked; raise as `answer` as soon as one has ended, whoever still works."""
-    answers = dict[int, Any]()
-    while waiting := {worker.connection: worker for worker in workers if worker.rank not in answers}:
-        for ready in wait([*waiting]):
-            worker = waiting[cast(Connection, ready)]
-            answers[worker.rank] = worker.answer()
-    return [answers[worker.rank] for worker in workers]
-
-
-def _end(workers: Sequence[_Worker]) -> None:
-    """Let all of them end, and make sure that they do within `PATIENCE`."""
-    for worker in workers:
-        worker.connection.close()
-    until = time.monotonic() + PATIENCE
-    for worker in workers:
-        try:
-            worker.process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
-
-
 @contextmanager
 def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
     """Let as many processes as the run's settings say do the trainer's work; they end with the context.
@@ -241,16 +148,16 @@ def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
     modules = [module_of(member.spec, config.imports) for member in members_of(trainer.spec, config.env_args)]
     if dist.is_initialized():
         raise ConfigError("processes: this process is in a group of torch.distributed already; leave out its launcher")
-    workers: list[_Worker] = []
+    workers: list[WorkerProcess] = []
     with tempfile.TemporaryDirectory(prefix="agent_rl_") as shared:
         model = Path(shared) / "model"
         with written(model, "set TMPDIR to a folder with room for the model"):
             torch.save((trainer.actor.model, trainer.actor.tokenizer), model)
         try:
             for rank in range(1, config.processes):
-                workers.append(_start(rank, folder))
+                workers.append(start_worker(rank, folder))
                 workers[-1].ask("start", sys.path, modules, folder, shared, rank)
-            _answers(workers)
+            answers_of(workers)
             for worker in workers:
                 worker.ask("join", shared, worker.rank, config.processes)
             join_group(shared, 0, config.processes, trainer.actor.model.device)
@@ -259,7 +166,7 @@ def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
             yield
         finally:
             trainer.processes = trainer.rollouts.processes = OneProcess()
-            _end(workers)
+            end_workers(workers)
             if dist.is_initialized():
                 dist.destroy_process_group()
 
@@ -316,31 +223,3 @@ def deal(batch: WeightedRows, n: int) -> list[list[int]]:
         parts[lightest] += rows_of[group]
         loads[lightest] += tokens[group]
     return [sorted(part) for part in parts]
-
-
-def _start(rank: int, folder: Path) -> _Worker:
-    own, other = Pipe()
-    # the threads of two processes must not spin against each other; torch reads it when it is loaded
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-    command = [sys.executable, "-m", "agent_rl.backends.embedded.worker", str(other.fileno())]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_GROUP)  # until it ignores them
-    try:
-        process = subprocess.Popen(command, pass_fds=(other.fileno(),), env=environment, stdin=subprocess.DEVNULL)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    other.close()
-    return _Worker(rank, process, own, folder)
-
-
-class _Pickler(pickle.Pickler):
-    """Writes environments by their ids: what is registered may hold functions that no other process can read."""
-
-    def persistent_id(self, value: object) -> str | None:
-        return value.id if isinstance(value, EnvSpec) else None
-
-
-def dump(value: object) -> bytes:
-    """Pickle a value for another process of the run."""
-    file = io.BytesIO()
-    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
-    return file.getvalue()

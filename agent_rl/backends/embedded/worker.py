@@ -22,16 +22,10 @@ from transformers.utils import logging as hf_logging
 from agent_rl.algorithms import Denominators, WeightedRows
 from agent_rl.backends.embedded.actor import actor_of
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.data_parallel import (
-    OF_THE_GROUP,
-    device_of_rank,
-    dump,
-    join_group,
-    send_weights,
-    sum_gradients,
-)
+from agent_rl.backends.embedded.data_parallel import device_of_rank, join_group, send_weights, sum_gradients
 from agent_rl.backends.embedded.processes import Gradient
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.backends.embedded.worker_process import OF_THE_GROUP, dump
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import AgentRLError

@@ -11,7 +11,8 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.learnable import nothing_learned
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.fine_tuning import LoraConfig
-from agent_rl.backends.verl.config.config_keys import asynchronous, critic_settings, impossible, replaced_by
+from agent_rl.backends.verl.config.async_keys import asynchronous, impossible
+from agent_rl.backends.verl.config.config_keys import critic_settings, replaced_by
 from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, routing_settings
 from agent_rl.config import Count
 from agent_rl.gym.tasks import RL_START
