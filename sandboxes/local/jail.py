@@ -22,7 +22,7 @@ from .spec import Spec
 UID = 1000
 """The user that code is, inside."""
 NAMESPACES = syscalls.NEWUSER | syscalls.NEWPID | syscalls.NEWNS | syscalls.NEWNET | syscalls.NEWIPC | syscalls.NEWUTS
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache")
 PACKAGES = "/packages"
 """Where the folder of installed packages is shown, wherever it lies on the host."""
 HIDDEN = ("usr/lib/python3/dist-packages", "usr/local/lib/python3*/*-packages")

@@ -58,6 +58,7 @@ def test_numpy_solves_and_matplotlib_draws(box, run):
     drawn = run(box.run_python(DRAW, timeout=60))
     assert len(drawn.plots) == 1, drawn
     (plot,) = drawn.plots
+    assert "Fontconfig" not in drawn.stderr, drawn
     assert drawn.value.lower() == "'agg'" and plot[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(plot[at : at + 4]) for at in (16, 20))
     assert (width, height) == (640, 480) and len(plot) > 5000
