@@ -30,7 +30,7 @@ from agent_rl.seeds import Stream, rng
 
 OUT = Path("runs") / "unlike"
 FILES = Path(__file__).parent / "unlike"
-STEPS: Mapping[str, int] = {"lock": 900, "hops": 300, "belt": 300, "compare": 2000, "stock": 500, "watch": 600}
+STEPS: Mapping[str, int] = {"lock": 900, "hops": 900, "belt": 300, "compare": 2000, "stock": 500, "watch": 600}
 """The environments, and for how long each is trained."""
 TOO_HARD = {"watch"}
 """Which of them the defaults do not learn."""

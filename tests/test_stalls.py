@@ -132,6 +132,17 @@ STAGED: list[tuple[str, Course, str | None]] = [
         but(**STUCK, rollout_repeated=lambda at: 0.1, train_with_gradient=lambda at: 0.6),
         "10 steps without progress at 73% success, although groups differ and have gradients: try another optimizer.lr",
     ),
+    (
+        "a coin is tossed",
+        but(
+            **STUCK,
+            rollout_repeated=lambda at: 0.7,
+            rollout_groups_mixed=lambda at: 0.8,
+            train_with_gradient=lambda at: 0.8,
+        ),
+        "10 steps without progress at 73% success, although 80% of the groups have episodes of different rewards, so "
+        "that what pays is tried: hundreds of steps with algorithm=maxrl, rollout.temperature=1.3, ",
+    ),
 ]
 
 
@@ -190,7 +201,7 @@ def test_luck_of_tasks_is_no_stall(name: str, course: Callable[[float], float], 
 
 
 def test_level_course_that_rises_by_luck_has_its_reason() -> None:
-    steps = [step | {"rollout/repeated": 0.8} for step in drawn(lambda at: 0.5, 80, 0)]
+    steps = [step | {"rollout/repeated": 0.8, "rollout/groups_mixed": 0.2} for step in drawn(lambda at: 0.5, 80, 0)]
     found = {name for n in range(SHORT, 81) for name, _ in find_stalls(steps[:n])}
     assert "no exploration" in found and "plateau" not in found
 
