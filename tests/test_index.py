@@ -13,11 +13,12 @@ import pytest
 
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward
 from agent_rl.core.escaping import ESCAPE
+from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store import index, index_file, selection
 from agent_rl.store.codec import dump_line, load_line
 from agent_rl.store.episodes import read_episodes
-from agent_rl.store.heads import head_of
+from agent_rl.store.heads import Head, head_of
 from agent_rl.store.index import open_index
 from agent_rl.store.selection import episode_ids, find_episode, select
 from agent_rl.store.where import FIELDS, quoted
@@ -47,6 +48,7 @@ ODD = (
     example_episode("failed", outcome=Outcome.FAILED, error=Failure("reset", "OSError", "gone"), parent=("p", 3)),
     example_episode('bare "quote" \\ ', trajectories=(), steps=(), messages=(), rewards=(), task={}),
     example_episode("steps", rewards=tuple(Reward("step", 0.5, source="step", turn=n) for n in range(2))),
+    example_episode("ended", sandbox_loss=SandboxLoss(Cause.MEMORY, "too much", {"oom_kills": 1})),
 )
 
 
@@ -57,7 +59,7 @@ def test_heads_agree_with_whole_episodes(tmp_path: Path) -> None:
     assert [h.id for h in heads] == [e.id for e in read_episodes(file)]
     for head, line in zip(heads, file.read_bytes().splitlines(), strict=True):
         whole = load_line(line)
-        assert head == head_of(line)
+        assert head == head_of(line) == Head.of(whole)
         assert (head.reward, head.success, head.ending, head.calls) == (
             *(whole.reward, whole.success, whole.ending, whole.tool_calls),
         )

@@ -79,6 +79,14 @@ def test_run_judges_all_that_did_not_fail(folder: Path, capsys: pytest.CaptureFi
     assert judged.header.episodes is not None and judged.header.episodes.file == str(folder / "run")
 
 
+@pytest.mark.parametrize("where", ["success=yes or outcome=failed", "(outcome=failed)", "not outcome=terminated"])
+def test_run_judges_failed_episodes_that_a_condition_names(
+    folder: Path, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(capsys, "run", "run", "rubric.yaml", "--where", where, "-o", "a.jsonl")
+    assert "failed" in {judgement.episode for judgement in load_judged("a.jsonl").judgements}
+
+
 def test_run_again_judges_what_is_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call(capsys, "run", "run", "rubric.yaml", "-o", "a.jsonl", "--limit", "2")
     whole = Path("a.jsonl").read_bytes()

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from agent_rl.judge.model import ModelJudge
 from agent_rl.judge.offline import judge_episodes
 from agent_rl.judge.panel import Panel
 from agent_rl.store.episodes import EpisodeWriter
-from tests.fake_judge import FakeJudge, answered
+from tests.fake_judge import Asked, FakeJudge, answered
 from tests.fake_openai import HANG, Answer, Body, FakeOpenAI, failed
 
 RUBRIC = """
@@ -151,6 +152,18 @@ def test_run_counts_the_calls_of_judgements_that_its_cost_cut(capsys: pytest.Cap
         assert f"calls: {paid}, attempts: {paid}" in said and f"cost {paid * 0.11:.4g}\n" in said
         said = call(capsys, server, "run", *words)[1]
         assert len(server.asked) == 12 and "calls: 12, attempts: 12" in said and "of 6 episodes, 0 unscored" in said
+
+
+@pytest.mark.parametrize("cut", [("--max-cost", "0.05"), ("judge.retries=0",)])
+def test_run_judges_what_could_not_be_asked_again(cut: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("judge.prices=prices.yaml", "judge.concurrency=1", "-o", "a.jsonl")
+    broken = FakeJudge(["broken"])  # which a second question would mend
+    with FakeOpenAI(lambda body: failed(500) if Asked.of(body).is_again else broken(body)) as server:
+        call(capsys, server, "run", *cut, *words)
+    with FakeOpenAI(FakeJudge()) as server:
+        assert call(capsys, server, "run", *words)[0] == 0
+    found = load_judged("a.jsonl").judgements
+    assert len(found) == 6 and not any(judgement.faults for judgement in found)
 
 
 def test_run_counts_an_episode_that_is_judged_again_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import agent_rl as ar
 from agent_rl.core.episode import Episode, Failure, Outcome, StepRecord, StopReason
+from agent_rl.core.messages import Message
+from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.core.turns import turns
 from agent_rl.gym.budget import Budget
 from agent_rl.replay.result import Status
@@ -115,6 +118,23 @@ def test_planted_change_is_found_at_its_turn(
     found = verified(tmp_path_factory.mktemp("planted"), [changed], mode)
     assert found.counts == {Status.DIFFERS: 1} and found.exit_code == 1
     assert found.found[0].problem[0] == where, (plant, found.found[0].problem)
+
+
+def test_sandbox_that_the_policy_ended_takes_what_steps_earned(tmp_path: Path) -> None:
+    class Losing(ar.Env):
+        sandbox_loss = None
+
+        def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
+            return "hi"
+
+        def step(self, action: Message) -> ar.Step:
+            if action.content == "crash":
+                self.sandbox_loss = SandboxLoss(Cause.MEMORY)
+            return ar.Step("go on", reward=0.5, terminated=self.sandbox_loss is not None)
+
+    episode = one(registered("losing-v0", Losing), "work", "crash")
+    assert episode.ending == "sandbox_ended" and episode.steps[0].reward == 0.5 and episode.reward == 0
+    assert verified(tmp_path, [episode]).counts == {Status.SAME: 1}
 
 
 @pytest.mark.parametrize(

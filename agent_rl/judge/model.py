@@ -136,7 +136,8 @@ class ModelJudge:
             try:
                 answer = await self.caller.ask(messages, inquiry.schema(), inquiry.sample, usage, about)
             except CallError as error:
-                return best or without_verdicts(inquiry.asked, error.fault, error.detail)
+                lacking = without_verdicts(inquiry.asked, error.fault, error.detail)
+                return tuple(a if a.error is None else b for a, b in zip(best or lacking, lacking, strict=True))
             verdicts = read_reply(answer, inquiry)
             faulty = [v for v in verdicts if v.error is not None]
             if best is None or len(faulty) < sum(v.error is not None for v in best):

@@ -32,6 +32,7 @@ from agent_rl.judge.rubric import Rubric
 from agent_rl.store.episodes import episode_at
 from agent_rl.store.selection import Selection, select
 from agent_rl.store.shards import Place, episode_file
+from agent_rl.store.where import fields_of, parse_where
 from agent_rl.version import __version__
 from agent_rl.worker_threads import outside_loop
 
@@ -172,7 +173,7 @@ def plan_judging(
         StoreError: if the episodes can't be read.
     """
     found, key = read_rubric(rubric)
-    if not any(condition.lstrip().startswith("outcome") for condition in where):
+    if "outcome" not in fields_of(parse_where(where)):
         where = (*where, "outcome!=failed")  # which no reward is of, either
     selected = select(episodes, where=where, search=search, limit=2**62 if limit is None else limit)
     file = episode_file(episodes)

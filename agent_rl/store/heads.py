@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from agent_rl.core.episode import Episode, Failure, Origin, Outcome, Reward, StepRecord, StopReason, component_values
 from agent_rl.core.escaping import ESCAPE
 from agent_rl.core.messages import JSON, Message, Task
+from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.core.trajectory import Source, Trajectory
 from agent_rl.core.turns import opening_question
 from agent_rl.store.codec import HEADS, load_line
@@ -124,6 +125,7 @@ class _Line:
     error: Failure | None = None
     parent: tuple[str, int] | None = None
     seconds: float = 0.0
+    sandbox_loss: SandboxLoss | None = None
 
     def episode(self) -> Episode:
         """Return it as an episode without trajectories."""

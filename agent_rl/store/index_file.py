@@ -35,7 +35,7 @@ _TABLES = (
     "CREATE TABLE repeated (id TEXT PRIMARY KEY)",
     "CREATE TABLE damaged (place INTEGER PRIMARY KEY)",
 )
-_VERSION = zlib.crc32(repr((_TABLES, SCHEMA, 2)).encode()) >> 1
+_VERSION = zlib.crc32(repr((_TABLES, SCHEMA, 3)).encode()) >> 1
 _INSERT = f"INSERT INTO episodes VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
 _OFFSET_BITS = 44  # a place as one number: the shard's key, and an offset of up to 16 TiB
 _fields, _mappings = attrgetter(*FIELDS), attrgetter(*JSON_COLUMNS)

@@ -95,6 +95,14 @@ def parse_where(texts: Sequence[str]) -> Node:
     return Every(tuple(_Parser(text).parse() for text in texts))
 
 
+def fields_of(node: Node) -> frozenset[str]:
+    """Return the fields that a tree asks about."""
+    if isinstance(node, Comparison):
+        return frozenset({node.field})
+    parts = (node.part,) if isinstance(node, Not) else node.parts
+    return frozenset().union(*map(fields_of, parts))
+
+
 def sql_of(node: Node) -> SQL:
     """Return a tree as SQL over columns that are called as the fields, with JSON in `task` and `rewards`."""
     if isinstance(node, Comparison):
