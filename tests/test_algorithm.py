@@ -107,6 +107,16 @@ def test_format_gate_names_a_missing_component():
         algorithm.experience(group_episodes(EPISODES))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"advantage": "decoupled"}, {"shaping": [{"name": "format-gate", "component": "r"}]}],
+)
+def test_step_whose_episodes_all_failed_trains_nothing(settings: dict[str, object]) -> None:
+    failed = [replace(episode(f"{i}", None, "a", outcome=Outcome.FAILED), rewards=()) for i in range(3)]
+    algorithm = Algorithm(AlgorithmConfig.model_validate(settings))
+    assert not len(weigh(algorithm, algorithm.experience(group_episodes(failed)))[0])
+
+
 def corrected(**settings: object) -> tuple[Algorithm, Experience, ScoredRows]:
     """Two rows of two tokens; old/mu is e^1, e^-.5 and e^3, 1."""
     algorithm = Algorithm(AlgorithmConfig(proximal="recompute", **settings))

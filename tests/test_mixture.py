@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import agent_rl as ar
+from agent_rl.backends.embedded import stages
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
@@ -149,6 +150,11 @@ def test_selection_filters_an_endless_generator() -> None:
     assert easy.size("train") is None
     assert {easy.stream("train", 3).at(i)["level"] for i in range(50)} == {0, 1}
     assert {easy.stream("train", 3).again(i) for i in range(50)} == {0}
+    few_kinds = select_tasks(TaskSource(lambda split, index: {"n": index % 3}), TaskSelection(), "train").stream(
+        "train"
+    )
+    assert [few_kinds.again(i, range(i)) for i in range(7)] == [0, 0, 0, 1, 1, 1, 2]
+    assert [few_kinds.again(i, range(3, i)) for i in range(3, 7)] == [0, 0, 0, 1]
     assert len({task_key(easy.get("train", i)) for i in range(0, 50, 5)}) == 10
     few = select_tasks(source, TaskSelection(where="level < 2", offset=1, limit=3), "train")
     assert [few.get("train", i)["index"] for i in range(3)] == [1, 5, 6] and few.size("train") == 3
@@ -316,6 +322,22 @@ def test_dataset_of_verl_gives_the_environment_its_arguments() -> None:
     run = VerlConfig.model_validate({"env": "mixed/required-v0", "env_args": {"offset": 2}, "start_from": "model"})
     data = OmegaConf.create({"agent_rl": verl_settings(run, Path("run"))["data.agent_rl"]})
     assert TaskDataset("train", data)[0]["data_source"] == "mixed/required-v0/train"
+
+
+def test_mixture_judges_best_weights_by_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Counter[str]] = []
+
+    def observe(run: object, trainer: object, evaluation: Evaluation) -> None:
+        judged.append(Counter({env: found.success.n for env, found in evaluation.of_env.items()}))
+
+    monkeypatch.setattr(stages, "_keep_if_best", observe)
+    sizes = {"n": 8, "dev_split": "eval", "every": 1}
+    for dev_n in (4, 16):
+        env = ["calculator-v0", "search-v0"]
+        start_run(config(tmp_path, env=env, steps=2, eval={**sizes, "dev_n": dev_n}), Progress())
+        n = min(dev_n, 8) // 2
+        assert judged == [{"calculator-v0": n, "search-v0": n}] * 2
+        judged.clear()
 
 
 def test_training_on_a_mixture_reports_each_environment_and_resumes(tmp_path: Path) -> None:

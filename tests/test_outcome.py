@@ -179,6 +179,11 @@ def test_pass_at_k_matches_enumeration(k):
     assert call(pass_at_k, scores, groups, k=k) == close(*want)
 
 
+def test_pass_at_k_takes_sums_of_weighted_rewards():
+    one = 0.7 + 0.2 + 0.1
+    assert one != 1 and call(pass_at_k, [one, 0, 0], "aaa", k=2) == call(pass_at_k, [1, 0, 0], "aaa", k=2)
+
+
 def test_pass_at_k_stays_exact_for_large_groups():
     # C(32, 32) / C(64, 32) is 5e-19: 1 - rho would be 0
     got = call(pass_at_k, [1] * 32 + [0] * 32, "a" * 64, k=32)
@@ -241,8 +246,10 @@ def test_advantage_refuses_mismatched_inputs():
         length_weighted(torch.zeros(2), zeros, torch.ones(1))
     with pytest.raises(ConfigError, match=r"baselines of shape \(1,\)"):
         over_greedy(torch.zeros(2), torch.ones(1))
-    with pytest.raises(ConfigError, match="rewards have no weight"):
-        decoupled(torch.zeros(2, 0), torch.ones(0), zeros)
+
+
+def test_decoupled_scores_no_episode_without_components():
+    assert decoupled(torch.zeros(2, 0), torch.ones(0), torch.tensor([0, 0])).isnan().all()
 
 
 episodes = st.lists(

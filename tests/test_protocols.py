@@ -320,5 +320,8 @@ def test_trl_class_plays_tools_answers_and_ends() -> None:
     assert env.answer(solution.final_text) == "The episode is over." and env.get_reward() == solution.reward
     assert env.reset(**other) != question and "error" in env.calculator(expression=())  # type: ignore[attr-defined]
     assert env.get_reward() == 0.0 and env.answer("1") == "The episode is over."
+    ar.register("one-task-v0", tasks={"train": [dict(solution.task)]})(ar.spec("calculator-v0").cls)
+    only = ar.as_trl("one-task-v0")()
+    assert only.reset() == only.reset() == question, "rows without a task have the split's, again and again"
     with pytest.raises(ar.ConfigError, match="no split 'evil'"):
         ar.as_trl("calculator-v0", split="evil")

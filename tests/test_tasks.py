@@ -28,6 +28,11 @@ def test_task_source_serves_tasks_in_place():
     assert source.get("train", 6) == {"n": 6}
 
 
+def test_task_source_has_no_distinct_task_of_none_asked():
+    for source in (TaskSource({"train": TASKS}), TaskSource(lambda split, index: {"n": index})):
+        assert [len(source.distinct("train", n)) for n in (0, 1, 3)] == [0, 1, 3]
+
+
 def test_task_source_reads_files_lazily(tmp_path):
     source = TaskSource({"train": "t.jsonl", "eval": tmp_path / "t.jsonl"}, base=tmp_path)
     (tmp_path / "t.jsonl").write_text('\ufeff{"n": 1}\n\n{"n": "\u2028"}\r\n{"n": 3}', encoding="utf-8")

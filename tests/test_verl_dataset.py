@@ -12,7 +12,7 @@ from agent_rl.gym.tasks import RL_START, TaskStream, task_key
 
 
 def settings(**changes: object) -> DictConfig:
-    given = {"env": "calculator-v0", "imports": [], "seed": 3, "first": RL_START, "asked": {}}
+    given = {"env": "calculator-v0", "imports": [], "seed": 3, "first": RL_START, "groups": 8, "asked": {}}
     return OmegaConf.create({"agent_rl": given | changes})
 
 
@@ -22,7 +22,8 @@ def test_dataset_rows_match_the_embedded_task_order() -> None:
     rows = [dataset[i] for i in range(40)]
     assert [json.loads(row["task"]) for row in rows] == [stream.at(RL_START + i) for i in range(40)]
     assert [row["index"] for row in rows] == list(range(40)) and len(dataset) == ENDLESS
-    assert [row["again"] for row in rows] == [stream.again(RL_START + i) for i in range(40)]
+    of_step = [range(RL_START + i - i % 8, RL_START + i) for i in range(40)]
+    assert [row["again"] for row in rows] == [stream.again(RL_START + i, step) for i, step in enumerate(of_step)]
     assert {(row["split"], row["evaluation"], row["data_source"]) for row in rows} == {
         ("train", False, "calculator-v0/train")
     }

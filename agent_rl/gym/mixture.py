@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any, NamedTuple, TypeAlias, cast
@@ -238,9 +238,10 @@ class _MixedStream(TaskStream):
         member, place = self._mixed.place(self.seed, position)
         return tagged(member, self._streams[member].at(place))
 
-    def again(self, position: int) -> int:
+    def again(self, position: int, earlier: Iterable[int] = ()) -> int:
         member, place = self._mixed.place(self.seed, position)
-        return self._streams[member].again(place)
+        others = (self._mixed.place(self.seed, other) for other in earlier)
+        return self._streams[member].again(place, [other for of, other in others if of == member])
 
 
 def tagged(member: int, task: Task) -> Task:

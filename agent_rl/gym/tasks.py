@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,6 +32,8 @@ RL_START = 2**24
 """Where the tasks of reinforcement learning begin in a `TaskStream`: behind those of the demonstrations."""
 REFILL_START = 2**30
 """Where those begin that refill a batch: a run that asks for few of them leaves none out of its own order."""
+KEYS = 4096
+"""The positions of a stream whose tasks' keys are kept, to find equal ones."""
 EVALUATION_SEED = 2**31
 """The run seed of every evaluation's episodes: two evaluations of a task differ in the policy only."""
 _WHOLE_NUMBER = TypeAdapter(int)
@@ -123,10 +126,10 @@ class TaskSource:
         size = self.size(split)
         found: dict[str, Task] = {}
         for index in range(size if size is not None else 20 * n):
-            task = self.get(split, index)
-            found.setdefault(task_key(task), task)
             if len(found) == n:
                 break
+            task = self.get(split, index)
+            found.setdefault(task_key(task), task)
         return list(found.values())
 
     def stream(self, split: str, seed: int = 0) -> TaskStream:
@@ -194,19 +197,23 @@ class TaskStream:
         self.seed = seed
         self._epoch = -1
         self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._key = lru_cache(KEYS)(lambda position: task_key(self.at(position)))
 
     def at(self, position: int) -> Task:
         """Return the task at a position, from 0 up; the same for the same (source, split, seed, position)."""
         return self.source.get(self.split, self._place(position)[1])
 
-    def again(self, position: int) -> int:
+    def again(self, position: int, earlier: Iterable[int] = ()) -> int:
         """Return a number that tells the times apart at which the stream has a task: its seeds are to differ, too.
 
-        It counts from the epoch of `RL_START`, and is 0 for tasks that a function makes.
+        It counts from the epoch of `RL_START`. A function's tasks have no epochs: of them it counts the equal ones at
+        `earlier` positions, such as those of the same step.
         """
         epoch, index = self._place(position)
         repeats, size = self.source.repeats(self.split), self.source.size(self.split)
-        return (epoch - RL_START // size if size else 0) * repeats + index % repeats
+        if size is None:
+            return sum(self._key(other) == self._key(position) for other in earlier)
+        return (epoch - RL_START // size) * repeats + index % repeats
 
     def _place(self, position: int) -> tuple[int, int]:
         """Return the epoch of a position, and the index of its task in the source."""

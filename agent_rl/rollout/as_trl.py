@@ -59,7 +59,9 @@ class TrlEnv:
 
     def reset(self, task: str | None = None, **row: object) -> str:
         """Begin an episode of a row of `rows`, or of a task of its own; return the opening."""
-        found: Task = self.source.tasks.get(self.split, self._resets) if task is None else json.loads(task)
+        tasks = self.source.tasks
+        own = self._resets % (tasks.size(self.split) or self._resets + 1)
+        found: Task = tasks.get(self.split, own) if task is None else json.loads(task)
         seed = episode_seed(self.seed, found, self._resets)
         self._resets += 1
         game = self._games.begin(Job(self.source, found, seed, budget=self.budget, env_args=self.env_args))

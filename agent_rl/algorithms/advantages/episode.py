@@ -25,6 +25,7 @@ from agent_rl.algorithms.group_stats import (
     group_sum,
 )
 from agent_rl.algorithms.objectives.pairwise import PairSides, preference_pairs
+from agent_rl.core.episode import ROUNDING
 from agent_rl.errors import ConfigError
 from agent_rl.lazy import torch
 
@@ -141,6 +142,7 @@ def pass_at_k(scores: Tensor, groups: Tensor, *, k: Count) -> Tensor:
     if k < 1:
         raise ConfigError(f"pass_at_k is about sets of at least one episode: k={k} must be 1 or more")
     scores, index = scores.double(), group_index(groups, scores)
+    scores = torch.where((scores - scores.round()).abs() < ROUNDING, scores.round(), scores)  # sums of weighted rewards
     other = scores[~(scores.isnan() | (scores == 0) | (scores == 1))]
     if other.numel():
         raise ConfigError(
@@ -211,15 +213,11 @@ def decoupled(
     either; TRL leaves only that component out of the episode's sum.
 
     The paper and TRL whiten over episodes; verl whitens over *tokens*, afterwards, so that long episodes count more.
-    NeMo-RL has a leave-one-out baseline per component instead of the mean.
-
-    Raises:
-        ConfigError: if no reward has a weight.
+    NeMo-RL has a leave-one-out baseline per component instead of the mean. Of a batch without components, in which all
+    episodes failed, none is scored.
     """
     if not len(component_weights):
-        raise ConfigError(
-            "advantage 'decoupled' normalises reward components; the environment's rewards have no weight"
-        )
+        return components.new_full((len(components),), torch.nan, dtype=torch.float64)
     used = component_weights != 0
     components = components[:, used].double()
     unscored = components.isnan().any(-1)

@@ -66,8 +66,10 @@ class LiveRun:
 
     @cached_property
     def dev_tasks(self) -> list[Task]:
-        """The tasks that are evaluated on during training."""
-        return self.env.tasks.distinct(self.dev_split, self.config.eval.dev_n)
+        """The tasks that are evaluated on during training: of the reported split, some of those."""
+        config = self.config.eval
+        most = config.n if self.dev_split == config.split else config.dev_n
+        return self.env.tasks.distinct(self.dev_split, min(config.dev_n, most))
 
     @property
     def scripted(self) -> int:

@@ -166,11 +166,11 @@ class RolloutSampler:
         config = self.config
         seats = seats_of(self.spec) if config.self_play else 1
         first, n = first // seats, -(-n // seats)  # a task has a group for each seat
-        places = {group: self._place(step, group, seats) for group in range(first, first + n)}
-        again = self.tasks.again
+        places = [self._place(step, group, seats) for group in range(first + n)]
         jobs = [
-            self.job(Origin("train", config.split, step, sample), self.tasks.at(place), group, again=again(place))
-            for group, place in places.items()
+            self.job(Origin("train", config.split, step, sample), self.tasks.at(places[group]), group, again=again)
+            for group in range(first, first + n)
+            for again in [self.tasks.again(places[group], places[:group])]
             for sample in range(config.rollout.samples)
         ]
         if config.self_play:

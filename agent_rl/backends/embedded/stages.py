@@ -29,6 +29,7 @@ from agent_rl.core.trajectory import Trajectory
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.model_files import written
+from agent_rl.gym.tasks import task_key
 from agent_rl.rollout import summarise
 from agent_rl.rollout.evaluation import Evaluation
 from agent_rl.rollout.fit import check_run_fit
@@ -195,7 +196,9 @@ def evaluate(run: LiveRun, trainer: Trainer, when: str) -> None:
         for env, found in result.of_env.items():
             run.progress.say(f"    {escape(env):32s} {_shown(found)}")
         if name == "sampled" and trainer.step and split == run.dev_split:
-            _keep_if_best(run, trainer, summarise(episodes[: len(run.dev_tasks)]))  # the first, as in training
+            as_before = {*map(task_key, run.dev_tasks)}
+            chosen = [e for task, e in zip(tasks, episodes, strict=True) if task_key(task) in as_before]
+            _keep_if_best(run, trainer, summarise(chosen))
 
 
 def _shown(found: Evaluation) -> str:

@@ -233,6 +233,7 @@ def _own(config: VerlConfig, algorithm: AlgorithmConfig, folder: Path) -> dict[s
         "shuffle": config.updates.shuffle,
         "target_kl": config.updates.target_kl,
         "first": RL_START,
+        "groups": config.rollout.groups,
         "algorithm": algorithm.model_dump_json(),
         "episodes": str(folder / "episodes.jsonl"),
         "token_records": config.token_records,

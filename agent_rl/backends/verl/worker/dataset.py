@@ -29,7 +29,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
         self.split, self.env = split, environment_of(settings)
         source = self.env.tasks
         source.require(split)
-        self._first = int(settings["first"])
+        self._first, self._groups = int(settings["first"]), int(settings["groups"])
         self._asked = dict(settings["asked"])
         self._stream = source.stream(split, int(settings["seed"]))
         self._tasks = source.distinct(split, int(count)) if count else None
@@ -39,6 +39,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         place, is_training = self._first + index, self._tasks is None
+        of_step = range(place - index % self._groups, place)
         task = self._stream.at(place) if self._tasks is None else self._tasks[index]
         row = {
             "raw_prompt": [{"role": "user", "content": ""}],  # verl counts these; the environment's `reset` opens
@@ -46,7 +47,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
             "split": self.split,
             EVALUATION: not is_training,
             "index": index,
-            "again": self._stream.again(place) if is_training else 0,
+            "again": self._stream.again(place, of_step) if is_training else 0,
             "data_source": f"{assign(self.env, {}, task).spec.id}/{self.split}",
             "reward_model": {"style": "environment", "ground_truth": ""},
         }
