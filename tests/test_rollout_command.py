@@ -20,7 +20,7 @@ from tree import ROOT
 import agent_rl as ar
 from agent_rl.cli import main
 from agent_rl.rollout import summarise
-from agent_rl.runs.folder import file_of
+from agent_rl.runs.folder import file_of, read_config
 from agent_rl.runs.rollout import RolloutSettings, start_rollout
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.view.progress import Progress
@@ -158,6 +158,14 @@ def test_rollout_gives_each_of_equal_tasks_its_own_result(tmp_path: Path) -> Non
     own = {"env": "repeated-v0", "policy": {"name": "oracle"}, "floors": False, "out": str(tmp_path / "e.jsonl")}
     result = start_rollout(RolloutSettings.model_validate(own), Progress()).evaluation
     assert (result.success.successes, result.success.n, len(result.retried)) == (2, 3, 0)
+
+
+@pytest.mark.parametrize("text", ["${HOME}", "${seed}", "${oc.env:NOWHERE}"])
+def test_rollout_keeps_a_text_that_looks_like_a_reference(text: str, tmp_path: Path) -> None:
+    own = {"env": "calculator-v0", "policy": {"name": "constant", "text": text}, "n": 1, "out": str(tmp_path)}
+    start_rollout(RolloutSettings.model_validate(own), Progress())
+    resumed = read_config(tmp_path, RolloutSettings, "episodes.yaml")
+    assert resumed.policy.model_dump()["text"] == text  # type: ignore[union-attr]
 
 
 def test_rollout_resumed_after_its_end_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

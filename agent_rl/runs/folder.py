@@ -116,7 +116,7 @@ def _read_yaml(file: Path) -> Mapping[str, object]:
     from omegaconf import OmegaConf
 
     try:
-        values = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+        values = OmegaConf.to_container(OmegaConf.load(file))  # what looks like a reference is a text of the user's
     except Exception as error:  # of YAML, OmegaConf and the encoding
         raise CheckpointError(f"{file} is damaged: {in_brief(error)}") from error
     if not isinstance(values, dict):

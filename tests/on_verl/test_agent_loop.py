@@ -77,7 +77,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def rows_of_dataset(env: str, files: str, n: int) -> list[dict[str, Any]]:
-    settings = {"agent_rl": {"env": env, "imports": [], "seed": 5, "first": 100, "asked": {}}}
+    settings = {"agent_rl": {"env": env, "imports": [], "seed": 5, "first": 100, "groups": 1, "asked": {}}}
     dataset = TaskDataset(files, OmegaConf.create(settings))
     return [dataset[i] for i in range(n)]
 

@@ -12,6 +12,9 @@ from transformers import Qwen3Config
 from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.config_keys import domain_of, readable_keys
 from agent_rl.backends.verl.config.settings import VerlConfig
+from agent_rl.backends.verl.driver.preflight import join_ray
+from agent_rl.backends.verl.driver.run import dry_run
+from agent_rl.backends.verl.driver.secret_settings import without_secrets
 from agent_rl.config import load_config
 from agent_rl.errors import ConfigError
 
@@ -169,8 +172,22 @@ def test_compose_passes_right_values(key: str, value: object, model: str) -> Non
     compose_verl(VerlConfig.model_validate(given), Path("/runs/r"))
 
 
-def test_without_secrets_stores_references_to_the_environment(model: str) -> None:
-    from agent_rl.backends.verl.driver.run import without_secrets
+API_KEY = "ray_kwargs.ray_init.runtime_env.env_vars.API_KEY"
 
-    stored = without_secrets({"verl": {"ray_kwargs.ray_init.runtime_env.env_vars.API_KEY": "x", "a.b": "x"}})
-    assert stored == {"verl": {"ray_kwargs.ray_init.runtime_env.env_vars.API_KEY": "${oc.env:API_KEY}", "a.b": "x"}}
+
+def test_without_secrets_stores_references_to_the_environment() -> None:
+    stored = without_secrets({"verl": {API_KEY: "x", "a.b": "x"}})
+    assert stored == {"verl": {API_KEY: "${oc.env:API_KEY}", "a.b": "x"}}
+
+
+def test_dry_run_and_errors_of_ray_show_no_secret(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(model, "env=calculator-v0", f"verl.{API_KEY}=sk-1")
+    assert "${oc.env:API_KEY}" in (said := dry_run(config)) and "sk-1" not in said
+
+    def init(**given: object) -> None:
+        raise ConnectionError("no cluster")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ConfigError, match=r"env_vars.*\{oc.env:API_KEY\}.*no cluster") as raised:
+        join_ray(compose_verl(config, Path("/runs/r")))
+    assert "sk-1" not in str(raised.value)

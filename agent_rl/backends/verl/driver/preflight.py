@@ -19,6 +19,7 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.group_sampling import check_environment
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.backends.verl.driver.checkpoints import bytes_of_parts, parameters_of
+from agent_rl.backends.verl.driver.secret_settings import without_secrets
 from agent_rl.engines.model_files import is_hub_id, load_options
 from agent_rl.errors import CheckpointError, ConfigError
 
@@ -192,7 +193,8 @@ def join_ray(verl: DictConfig) -> bool:
     try:
         context = ray.init(**given)
     except (ConnectionError, ValueError, RuntimeError, TypeError) as error:
-        raise ConfigError(f"Ray does not start with verl.ray_kwargs.ray_init={given}: {error}") from error
+        shown = without_secrets(given)
+        raise ConfigError(f"Ray does not start with verl.ray_kwargs.ray_init={shown}: {error}") from error
     started = getattr(ray._private.worker._global_node, "head", False)
     return context is not None and not started
 

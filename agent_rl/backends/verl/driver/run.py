@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,6 +14,7 @@ from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop
 from agent_rl.backends.verl.driver.checkpoints import describe_checkpoint
 from agent_rl.backends.verl.driver.preflight import preflight
 from agent_rl.backends.verl.driver.resume import last_checkpoint, owes_evaluation, rewind_to_checkpoint
+from agent_rl.backends.verl.driver.secret_settings import without_secrets
 from agent_rl.backends.verl.driver.watchdog import (
     FAULT,
     Watchdog,
@@ -40,13 +39,12 @@ from agent_rl.runs.writers import require_writers
 from agent_rl.view.progress import Progress
 
 RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
-_SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
 
 
 def dry_run(config: VerlConfig) -> str:
     """Check a config as `check_run` does; return verl's full config in YAML, and what a checkpoint takes."""
     verl = check_run(config)
-    return f"# {describe_checkpoint(verl)}\n{OmegaConf.to_yaml(verl)}"
+    return f"# {describe_checkpoint(verl)}\n{OmegaConf.to_yaml(without_secrets(OmegaConf.to_container(verl)))}"
 
 
 def check_run(config: VerlConfig) -> DictConfig:
@@ -200,14 +198,6 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
     }
     write_reports(folder, config, facts)
     return folder
-
-
-def without_secrets(settings: Any, key: str = "") -> Any:
-    """Return settings with references to environment variables in place of secrets."""
-    if isinstance(settings, dict):
-        return {name: without_secrets(value, f"{key}.{name}") for name, value in settings.items()}
-    found = _SECRET.search(key)
-    return f"${{oc.env:{found[1]}}}" if found else settings
 
 
 class Runner:
