@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from agent_rl.cli import main
+from agent_rl.core.episode import Reward
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.core.usage import Usage
 from agent_rl.errors import ConfigError
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.token_records import TokenRecord
+from agent_rl.store.where import FIELDS
 from agent_rl.view.page.build import FOLDER, block, digest, page_parts, save_page, script, style
 from agent_rl.view.page.data import dump, episode_json, head_columns, head_row
 from agent_rl.view.page.tokens import trajectory_json
@@ -70,6 +72,12 @@ def test_columns_are_of_equal_length() -> None:
     columns = head_columns([head_row(example_episode()), head_row(example_episode(rewards=()))])
     lists = [c for c in columns.values() if isinstance(c, list)]
     assert {len(c) for c in lists} == {2} and all(len(c) == 2 for c in columns["rewards"].values())
+
+
+def test_columns_hold_all_that_a_filter_asks_but_tasks() -> None:
+    row = head_row(example_episode(rewards=tuple(Reward("step", 0.25, source="step", turn=turn) for turn in (0, 1))))
+    assert {*FIELDS} <= row.keys() and row["version"] == 8
+    assert row["rewards"] == {"step": 0.5}
 
 
 def test_policy_lets_only_own_script_run() -> None:

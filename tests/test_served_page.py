@@ -16,6 +16,7 @@ import pytest
 
 from agent_rl.errors import ConfigError
 from agent_rl.store.episodes import EpisodeWriter
+from agent_rl.view.page.follow import Followed
 from agent_rl.view.page.serve import PageSettings, serving_page
 from tests.episodes import example_episode
 
@@ -71,6 +72,29 @@ def test_served_run_grows(run: Path) -> None:
         assert value(url, "/api/select?where=id%3Dt*&search=RED+CHAIR") == ["two/2"]
         status, said, _ = ask(url, "/api/select?where=rewrd%3C1")
         assert status == 400 and b"Did you mean 'reward'?" in said
+
+
+def test_followed_run_that_is_resumed_loses_what_was_cut_off(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    with EpisodeWriter(tmp_path) as writer, EpisodeWriter(tmp_path, name="other") as other:
+        writer.write(example_episode("kept"))
+        checkpoint = writer.position
+        for id in ("undone", "again"):
+            writer.write(example_episode(id))
+        other.write(example_episode("elsewhere"))
+        followed.read()
+        assert [row["id"] for row in followed.rows] == ["kept", "undone", "again", "elsewhere"]
+        before = followed.counts()
+        writer.cut(checkpoint)
+        for id in ("a", "again", "b"):  # longer than what was there: the file is no shorter
+            writer.write(example_episode(id, task={"long": "x" * 5000}))
+        followed.read()
+    assert [row["id"] for row in followed.rows] == ["kept", "a", "again", "b", "elsewhere"]
+    assert followed.counts() == {**before, "begun": 1, "heads": 5}
+    again = followed.episode("again")
+    assert again is not None and "long" in again.task and followed.episode("undone") is None
+    followed.read()
+    assert followed.counts()["begun"] == 1
 
 
 def test_server_refuses_what_is_no_page(run: Path) -> None:

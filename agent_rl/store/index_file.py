@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 import zlib
@@ -18,7 +17,7 @@ from agent_rl.core.messages import JSON
 from agent_rl.errors import StoreError
 from agent_rl.store.codec import SCHEMA
 from agent_rl.store.heads import head_of
-from agent_rl.store.shards import Shard, read_from
+from agent_rl.store.shards import Shard, digest_of, read_from, state_of
 from agent_rl.store.where import FIELDS, INNER
 
 BATCH: Final = 5_000
@@ -135,7 +134,7 @@ def _make_tables(database: sqlite3.Connection) -> None:
 
 def _grow(database: sqlite3.Connection, shard: Shard) -> bool:
     """Add some lines, if there are any; return whether there may be more."""
-    state, known = _state(shard), known_shard(database, shard.name)
+    state, known = state_of(shard), known_shard(database, shard.name)
     if known is not None and known.state == state:
         return False
     with _Transaction(database):
@@ -152,8 +151,8 @@ def _grow(database: sqlite3.Connection, shard: Shard) -> bool:
             known = known._replace(
                 stop=place.offset + len(line),
                 last=place.offset,
-                first_line=known.first_line or _digest(line),
-                last_line=_digest(line),
+                first_line=known.first_line or digest_of(line),
+                last_line=digest_of(line),
                 episodes=known.episodes + is_readable,
             )
             lines += 1
@@ -163,23 +162,11 @@ def _grow(database: sqlite3.Connection, shard: Shard) -> bool:
     return lines == BATCH
 
 
-def _state(shard: Shard) -> str:
-    try:
-        found = shard.path.stat()
-    except FileNotFoundError:  # it is being closed
-        return "unknown"
-    return f"{found.st_size} {found.st_mtime_ns}"
-
-
 def _is_same(shard: Shard, known: _Known) -> bool:
     if not known.stop:
         return True
     lines = (next((line for _, line in read_from(shard, at)), b"") for at in (0, known.last))
-    return [*map(_digest, lines)] == [known.first_line, known.last_line]
-
-
-def _digest(line: bytes) -> bytes:
-    return hashlib.blake2b(line, digest_size=16).digest()
+    return [*map(digest_of, lines)] == [known.first_line, known.last_line]
 
 
 def _forget(database: sqlite3.Connection, key: int) -> None:

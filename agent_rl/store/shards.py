@@ -12,6 +12,7 @@ shard is closed. Its file is looked for whenever it is read, as it may be closed
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -160,6 +161,20 @@ def read_from(shard: Shard, offset: int = 0) -> Iterator[tuple[Place, bytes]]:
                 return
             yield Place(name, offset), line
             offset += len(line)
+
+
+def state_of(shard: Shard) -> str:
+    """Return the size and the age of a shard's file: while they are the same, so is what is in it."""
+    try:
+        found = shard.path.stat()
+    except FileNotFoundError:  # it is being closed
+        return "unknown"
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def digest_of(line: bytes) -> bytes:
+    """Return what tells a line from another one that was written in its place."""
+    return hashlib.blake2b(line, digest_size=16).digest()
 
 
 def line_at(path: str | os.PathLike[str], place: Place) -> bytes:

@@ -7,52 +7,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import cast
 
 from agent_rl.core.episode import Episode
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import JSON, Message
 from agent_rl.core.trajectory import Source
-from agent_rl.core.turns import Turn, opening_question, turns
+from agent_rl.core.turns import Turn, turns
 from agent_rl.gym.tasks import task_key
+from agent_rl.store.heads import Head
 from agent_rl.store.token_records import TokenRecord
 from agent_rl.version import __version__
 from agent_rl.view.decoding import Decode
 from agent_rl.view.page.tokens import trajectory_json
 
-COLUMNS: Mapping[str, Callable[[Episode], JSON]] = MappingProxyType(
-    {
-        "id": lambda e: e.id,
-        "group": lambda e: e.group_id,
-        "env": lambda e: e.env,
-        "purpose": lambda e: e.origin.purpose,
-        "split": lambda e: e.origin.split,
-        "step": lambda e: e.origin.step,
-        "sample": lambda e: e.origin.sample,
-        "greedy": lambda e: e.origin.greedy,
-        "seed": lambda e: e.seed,
-        "reward": lambda e: e.reward,
-        "success": lambda e: {None: "none", True: "yes", False: "no"}[e.success],
-        "outcome": lambda e: e.outcome,
-        "stop": lambda e: e.stop_reason,
-        "ending": lambda e: e.ending,
-        "turns": lambda e: e.turns,
-        "calls": lambda e: e.tool_calls,
-        "errors": lambda e: sum(e.tool_errors.values()),
-        "tokens": lambda e: sum(len(t) for t in e.trajectories),
-        "sampled": lambda e: sum(t.sampled for t in e.trajectories),
-        "seconds": lambda e: e.seconds,
-        "error": lambda e: None if e.error is None else e.error.type,
-        "parent": lambda e: None if e.parent is None else [*e.parent],
-        "question": lambda e: opening_question(e)[:200],
-        "task": lambda e: task_key({"env": e.env, "task": e.task}),  # the same at every step of training
-    }
+_OF_HEAD = (
+    *("id", "group", "env", "purpose", "split", "step", "sample", "greedy", "seed", "reward", "outcome", "stop"),
+    *("ending", "turns", "calls", "errors", "tokens", "sampled", "version", "seconds", "error", "question"),
 )
-"""What the list has of each episode, by name; the names of `--where` are among them."""
+COLUMNS = (*_OF_HEAD, "success", "parent", "task")
+"""What the list has of each episode, by name, besides `rewards`; the names of `--where` are among them."""
 
 
 _LARGEST = 2**53
@@ -61,8 +38,13 @@ _LARGEST = 2**53
 
 def head_row(episode: Episode) -> dict[str, JSON]:
     """Return what the list has of one episode."""
-    row = {name: read(episode) for name, read in COLUMNS.items()}
-    return row | {"rewards": {r.name: r.value for r in episode.rewards if r.turn is None}}
+    head = Head.of(episode)
+    return {name: getattr(head, name) for name in _OF_HEAD} | {
+        "success": {None: "none", True: "yes", False: "no"}[head.success],
+        "parent": None if episode.parent is None else [*episode.parent],
+        "task": task_key({"env": episode.env, "task": episode.task}),  # the same at every step of training
+        "rewards": dict(head.rewards),
+    }
 
 
 def head_columns(rows: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
@@ -109,7 +91,7 @@ def episode_json(
         cut.append(_turn_json(episode, turn, at) | {"sampled": sampled.get(turn.index)})
         at += len(turn.messages)
     return {
-        **{name: read(episode) for name, read in COLUMNS.items() if name != "question"},
+        **{name: value for name, value in head_row(episode).items() if name != "question"},
         "task": episode.task,
         "env_args": episode.env_args,
         "versions": episode.versions,

@@ -22,7 +22,7 @@ function unpack(text, kind) {
 
 function remembered(make, most = 64) {
   const kept = new Map();
-  return (key) => {
+  const get = (key) => {
     if (!kept.has(key)) {
       if (kept.size >= most) kept.delete(kept.keys().next().value);
       const made = make(key);
@@ -31,6 +31,8 @@ function remembered(make, most = 64) {
     }
     return kept.get(key);
   };
+  get.forget = () => kept.clear();
+  return get;
 }
 
 const embedded = {

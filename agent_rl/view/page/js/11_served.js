@@ -6,7 +6,7 @@ async function ask(path) {
   return answer.json();
 }
 
-const live = { heads: null, metrics: null, version: null, callbacks: new Set(), isLost: false };
+const live = { heads: null, metrics: null, version: null, begun: null, callbacks: new Set(), isLost: false };
 
 /** Append columns to columns; a component that one of them lacks is null there. */
 function appendColumns(columns, more) {
@@ -22,10 +22,14 @@ function appendColumns(columns, more) {
 
 /** Ask for what is new, and tell the views; one event at a time. */
 async function takeEvent(counts) {
-  const old = (await live.heads)?.id.length, version = live.version;
-  live.version = counts.metrics;
+  const old = (await live.heads)?.id.length, { version, begun } = live;
+  Object.assign(live, { version: counts.metrics, begun: counts.begun });
   let isNew = false;
-  if (live.heads && counts.heads > old) {
+  if (live.heads && begun !== null && counts.begun !== begun) {  // a resumed run cut episodes off
+    served.episode.forget();
+    live.heads = ask("/api/heads?from=0");
+    isNew = true;
+  } else if (live.heads && counts.heads > old) {
     appendColumns(await live.heads, await ask(`/api/heads?from=${old}`));
     isNew = true;
   }
