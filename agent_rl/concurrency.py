@@ -32,6 +32,29 @@ async def call(function: Callable[[], T | Awaitable[T]], *, thread: str | None =
     return await maybe_await(function() if thread is None else await in_thread(function, thread))
 
 
+ENDING = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""What ends more than the call that it comes out of; all else that a user's function raises is its own, be it a
+SystemExit or a panic of Rust's, which are no `Exception`s."""
+
+
+class PlayerTask(asyncio.Task[T]):
+    """A task that tells whether what runs in it cancelled it, or somebody else."""
+
+    by_itself = 0
+    """How often it was cancelled from within."""
+
+    def cancel(self, msg: object = None) -> bool:
+        """Cancel it."""
+        self.by_itself += asyncio.current_task(self.get_loop()) is self
+        return super().cancel(msg)
+
+
+def is_cancelled_by_others() -> bool:
+    """Whether somebody cancels the current task: of one that is no `PlayerTask` nobody knows who did."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > getattr(task, "by_itself", 0)
+
+
 async def to_the_end(work: Coroutine[object, object, T]) -> T:
     """Await work that a cancellation must not cut short; the caller is cancelled after it.
 

@@ -81,6 +81,10 @@ CALL = Message("assistant", tool_calls=(ToolCall("call_0", "roll"),))
 """A player's call of the die."""
 
 
+class Panic(BaseException):
+    """As pyo3's `PanicException`: an error of a library that is no `Exception`."""
+
+
 class Dice(ToolEnv):
     """Rolls dice; breaks, hangs or stops where its task says."""
 
@@ -111,6 +115,13 @@ class Dice(ToolEnv):
             raise KeyError(f"broken {where}")
         if self.task.get("cancel") == where:
             raise asyncio.CancelledError
+        if self.task.get("panic") == where:
+            raise Panic("rust")
+        if self.task.get("cancel itself") == where:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
         if self.task.get("hang") == where:
             await asyncio.Event().wait()
 

@@ -28,7 +28,7 @@ def nothing_closed_yet():
 @pytest.mark.parametrize(
     ("where", "kind"),
     [(where, "break") for where in ("make", "reset", "policy", "step", "score")]
-    + [(where, "cancel") for where in ("reset", "step", "score")],
+    + [(where, kind) for kind in ("cancel", "cancel itself", "panic") for where in ("reset", "step", "score")],
 )
 def test_failure_costs_its_own_episode_only(where, kind):
     s = dice_spec()
@@ -48,10 +48,11 @@ def test_failure_costs_its_own_episode_only(where, kind):
     failed = episodes[2]
     assert (failed.stop_reason, failed.trainable, failed.rewards) == (StopReason.ERROR, False, ())
     assert failed.error is not None
-    wanted = {"make": "ValueError"}.get(where, "KeyError" if kind == "break" else "CancelledError")
+    raised = {"break": "KeyError", "panic": "Panic"}.get(kind, "CancelledError")
+    wanted = {"make": "ValueError"}.get(where, raised)
     assert (failed.error.where, failed.error.type) == (where, wanted)
     assert "Traceback" in failed.error.traceback
-    assert kind == "cancel" or ("a die has sides" if where == "make" else f"broken {where}") in failed.error.message
+    assert kind != "break" or ("a die has sides" if where == "make" else f"broken {where}") in failed.error.message
     assert failed.task == bad.task
     assert failed.turns == {"make": 0, "reset": 0, "policy": 0, "step": 1, "score": 2}[where]
     assert sorted(Dice.closed) == ["0", "1", "2", "3"] + ["bad"] * (where != "make")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import agent_rl as ar
@@ -283,6 +284,26 @@ def cheat(env: ar.Env, seed: int) -> ar.Script:
     (answer,) = yield one_call("shell", command=f'{reward}; mkdir -p "$TASK/tests/test.sh"; chmod 0 "$TASK/tests"')
     assert answer.content == ""
     yield "done"
+
+
+def test_trl_class_has_tools_that_come_with_reset() -> None:
+    @ar.tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    class Later(ar.ToolEnv):
+        def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
+            self.box = {"look": look}
+            return "hi"
+
+        @property
+        def toolbox(self):  # type: ignore[no-untyped-def]
+            return self.box
+
+    ar.register("later-tools-v0", tasks={"train": [{"n": 1}]})(Later)
+    env = ar.as_trl("later-tools-v0")()
+    assert env.reset() == "hi" and env.look() == "seen"  # type: ignore[attr-defined]
 
 
 def test_harbor_mistakes_are_named(tmp_path: Path) -> None:

@@ -8,8 +8,12 @@ import pytest
 
 from agent_rl.core.episode import Episode, Origin, Outcome, Reward, StopReason
 from agent_rl.errors import DefinitionError
+from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env
+from agent_rl.gym.from_gym import GymnasiumEnv
+from agent_rl.gym.game import Game
 from agent_rl.gym.reward import reward
+from agent_rl.gym.sandboxed import SandboxedEnv
 
 EPISODE = Episode("e", "odd-v0", {}, 0, "g", Origin("rollout"), (), (), (), (), StopReason.DONE, Outcome.TERMINATED)
 
@@ -100,6 +104,26 @@ def test_inline_reward_stays_in_the_thread_of_the_loop():
         @reward(inline=True)
         async def judged(self, episode):
             return 1
+
+
+def test_reward_is_not_hidden_by_an_attribute_of_its_name():
+    class Remembers(Env):
+        def __init__(self) -> None:
+            self.solved = 1
+
+        @reward
+        def solved(self, episode):  # type: ignore[no-redef]
+            return self.solved / 2
+
+    assert score(Remembers()) == (Reward("solved", 0.5),)
+
+
+def test_reward_replaces_nothing_of_its_bases():
+    for base, name in ((Game, "over"), (DialogueEnv, "user"), (SandboxedEnv, "terminal"), (Env, "step")):
+        with pytest.raises(DefinitionError, match=rf"in the place of {base.__name__}\.{name}, which it would replace"):
+            type("Mine", (base,), {name: reward(lambda self, episode: 1)})
+    own = type("Own", (GymnasiumEnv,), {"solved": reward(lambda self, episode: 1)})
+    assert [c.attribute for c in own.reward_components] == ["solved"], "a reward may take another one's place"
 
 
 def test_reward_refuses_wrong_signature_and_weight():

@@ -9,7 +9,7 @@ import pytest
 
 from agent_rl.api import run
 from agent_rl.core.episode import Outcome, Reward, StepRecord, StopReason
-from agent_rl.core.messages import Message, Step, ToolCall
+from agent_rl.core.messages import Message, Step, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Source
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
@@ -336,3 +336,19 @@ def test_step_that_changes_arguments_leaves_the_call():
     (episode,) = run("popping-step-v0", "oracle", n=1, split="train")
     (call,) = episode.messages[1].tool_calls
     assert (call.arguments, episode.error) == ({"x": episode.task["x"], "list": [7]}, None)
+
+
+def test_step_stores_truth_values_that_can_be_read_again():
+    class Ones(PoppingStep):
+        def step(self, action):
+            return Step("go", 1, 1, 0)
+
+    spec = EnvSpec("", "ones", 0, Ones, TaskSource({"train": [{"x": 1}]}), Budget())
+    (step,) = asyncio.run(run_episode(Job(spec, {"x": 1}, 0), play("6"))).steps
+    assert step.terminated is True and step.truncated is False
+    for wrong in ({"name": 5}, {"tool_call_id": 1}, {"reasoning": ["a"]}, {"tool_calls": (ToolCall(7, "f"),)}):
+        with pytest.raises(TypeError, match="give"):
+            Message("tool", "x", **wrong)
+    with pytest.raises(ValueError, match="oops"):
+        Message("tool", "x", tool_error="oops")
+    assert Message("tool", "x", tool_error="timeout").tool_error is ToolErrorKind.TIMEOUT

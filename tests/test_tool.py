@@ -6,12 +6,13 @@ import functools
 import threading
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError, InfrastructureError, SandboxError
 from agent_rl.gym.tool import Tool, tool
 from agent_rl.gym.tool_calls import call_tools
+from tests.doubles import Panic
 
 
 class Point(BaseModel):
@@ -343,3 +344,25 @@ def test_tool_floods_are_cut_by_default():
         return "x" * 10_000_000
 
     assert len(call(flood).content) < 70_000
+
+
+def test_tool_takes_constraints_and_defaults_of_pydantic():
+    @tool
+    def page(n: int = Field(3, ge=1, description="Which."), *, query: str = Field(description="What.")) -> str:  # type: ignore[assignment]
+        return f"{query} {n!r}"
+
+    assert page.spec.parameters["properties"] == {
+        "n": {"type": "integer", "default": 3, "minimum": 1, "description": "Which."},
+        "query": {"type": "string", "description": "What."},
+    }
+    assert page.spec.parameters["required"] == ["query"]
+    assert call(page, query="a").content == "a 3" and call(page, query="a", n=0).tool_error is not None
+
+
+@pytest.mark.parametrize("options", [{}, {"inline": True}], ids=["thread", "inline"])
+def test_tool_panic_is_a_message(options):
+    @tool(**options)
+    def broken() -> None:
+        raise Panic("at the disco")
+
+    assert call(broken).content == "error: Panic: at the disco"

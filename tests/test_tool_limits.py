@@ -109,6 +109,7 @@ def test_pause_heeds_a_server():
         ({"retry_on": "ValueError"}, "'ValueError' in retry_on"),
         ({"timeout": "5"}, "timeout='5'; give a positive number of seconds, or None"),
         ({"max_output": "2k"}, "max_output='2k'"),
+        ({"max_output": 1e4}, r"max_output=10000\.0; give a whole number"),
         ({"retries": 1.5}, r"retries=1\.5; give a whole number"),
         ({"rate": "5"}, "rate='5'"),
         ({"name": 5}, "tool '5': a name"),

@@ -14,7 +14,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, object]:
     settings = dict(map(parse_setting, arguments.overrides))
     if (file := settings.pop("config", None)) is not None:
         settings = read_settings(Path(str(file))) | settings
-    named = settings.get("imports", [])
+    named = settings.get("imports") or []
     files = [*(named if isinstance(named, list) else [named]), *(arguments.imports or ())]
     return settings | ({"imports": [str(Path(str(file)).resolve()) for file in files]} if files else {})
 

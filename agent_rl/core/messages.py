@@ -74,6 +74,8 @@ class Message:
             raise TypeError(f"Message(content={self.content!r}): give a str; no text is an empty one")
         if self.tool_calls:
             _check_calls(self.tool_calls)
+        if not (self.tool_call_id is self.name is self.tool_error is self.reasoning is None):
+            _check_texts(self)
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -81,15 +83,32 @@ class Message:
         return tuple(part for part in self.parts if isinstance(part, Image)) if self.parts else ()
 
 
+def _check_texts(message: Message) -> None:
+    """Refuse what no file would give back; make a kind of error of its text.
+
+    Raises:
+        TypeError: if one is no text.
+        ValueError: if there is no such kind of error.
+    """
+    for attribute in ("tool_call_id", "name", "reasoning"):
+        if not isinstance(value := getattr(message, attribute), str | None):
+            raise TypeError(f"Message({attribute}={value!r:.40}): give a str, or None")
+    if message.tool_error is not None:
+        object.__setattr__(message, "tool_error", ToolErrorKind(message.tool_error))
+
+
 def _check_calls(calls: Sequence[ToolCall]) -> None:
     """Refuse calls that are written as other libraries do.
 
     Raises:
-        TypeError: if they are no sequence of calls, or the arguments of one are no dict.
+        TypeError: if they are no sequence of calls, or one has an id or a name that is no text, or arguments that are
+            no dict.
     """
     for call in (None,) if isinstance(calls, ToolCall) else calls:
         if not isinstance(call, ToolCall):
             raise TypeError(f"tool_calls={calls!r}: give a tuple of ar.ToolCall(id, name, arguments)")
+        if not (isinstance(call.id, str) and isinstance(call.name, str)):
+            raise TypeError(f"ToolCall({call.id!r:.40}, {call.name!r:.40}): give two texts, its id and its tool's name")
         if not isinstance(call.arguments, (dict, Mapping)):  # the former is found faster
             raise TypeError(f"ToolCall(arguments={call.arguments!r}): give a dict; json.loads makes one of JSON")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import reprlib
-from collections.abc import Awaitable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Generator, Mapping, Sequence
+from itertools import product
 from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -18,12 +19,15 @@ from agent_rl.core.messages import Message, Observation, Step, Task
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import DefinitionError
 from agent_rl.gym.budget import Budget
-from agent_rl.gym.reward import RewardComponent, collect_rewards, declared_members
+from agent_rl.gym.reward import RewardComponent, collect_rewards, declared_members, is_reward
 from agent_rl.gym.scoring import Scoring
 from agent_rl.gym.task_files import TaskRows
 from agent_rl.gym.tasks import TaskFunction
 from agent_rl.gym.tool import AnyTool, Tool, ToolSpec
 from agent_rl.gym.tool_calls import call_tools
+
+_BASES = f"{__package__}."
+"""Where the classes are that environments derive from."""
 
 Script: TypeAlias = Generator[str | Message, tuple[Message, ...], None]
 """Plays the policy: yields an answer (a str is an assistant message), is sent the observation that it led to."""
@@ -49,14 +53,16 @@ def _collect_tools(cls: type[ToolEnv]) -> dict[str, AnyTool]:
     return tools
 
 
-def _refuse_replacing(cls: type[Env], names: Iterable[str], kind: str, decorator: str) -> None:
-    """Refuse what has a decorator and the name of a method of `Env` or `ToolEnv`."""
-    ours = next(base for base in cls.__mro__ if base.__module__ == __name__)
-    if taken := [name for name in names if hasattr(ours, name)]:
-        raise DefinitionError(
-            f"{cls.__name__}.{taken[0]} is a {kind} in the place of {ours.__name__}.{taken[0]}, which it would "
-            f'replace: call the method otherwise, and the {kind} by {decorator}(name="{taken[0]}")'
-        )
+def _refuse_replacing(cls: type[Env], names: Collection[str], kind: str, decorator: str) -> None:
+    """Refuse what has a decorator and the name of something that `Env`, `ToolEnv` or another of their kind has."""
+    ours = [base for base in cls.__mro__ if base.__module__.startswith(_BASES) and base is not cls]
+    for base, name in product(ours, names):
+        is_declared = _is_tool(vars(base).get(name)) or is_reward(vars(base).get(name))
+        if not is_declared and (name in vars(base) or name in vars(base).get("__annotations__", ())):
+            raise DefinitionError(
+                f"{cls.__name__}.{name} is a {kind} in the place of {base.__name__}.{name}, which it would "
+                f'replace: call the method otherwise, and the {kind} by {decorator}(name="{name}")'
+            )
 
 
 def _is_tool(member: object) -> bool:
@@ -103,7 +109,7 @@ class Env:
         """List the components of the reward, of a class that got another one, too."""
         cls.reward_components, cls.group_reward_components = collect_rewards(cls)
         components = (*cls.reward_components, *cls.group_reward_components)
-        _refuse_replacing(cls, (c.attribute for c in components), "reward", "@ar.reward")
+        _refuse_replacing(cls, [c.attribute for c in components], "reward", "@ar.reward")
         cls.is_judged = any(c.is_judged for c in cls.reward_components)
 
     def reset(self, task: Task, rng: np.random.Generator) -> Observation | Awaitable[Observation]:

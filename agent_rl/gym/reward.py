@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import SupportsFloat, TypeAlias, TypeVar, cast, overload
+from typing import Any, SupportsFloat, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 
@@ -134,6 +134,18 @@ def _unwrapped(member: object) -> object:
     if isinstance(member, staticmethod | classmethod):
         return cast(object, member.__func__)
     return member.fget if isinstance(member, property) else member
+
+
+def is_reward(member: object) -> bool:
+    """Return whether something is a component of a reward, of episodes or of groups."""
+    return hasattr(member, _MARK) or hasattr(member, _GROUP_MARK)
+
+
+def method_of(holder: object, component: RewardComponent) -> Callable[..., Any]:
+    """Return a component's method, which an attribute of the same name does not hide."""
+    found = next(vars(cls)[component.attribute] for cls in type(holder).__mro__ if component.attribute in vars(cls))
+    bound: Callable[..., Any] = found.__get__(holder, type(holder)) if hasattr(found, "__get__") else found
+    return bound
 
 
 def mark_reward(member: object, component: RewardComponent, *, group: bool = False) -> None:

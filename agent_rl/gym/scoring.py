@@ -12,7 +12,7 @@ from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.meter import Meter, meter
 from agent_rl.gym.budget import overdue
-from agent_rl.gym.reward import RewardComponent, as_reward
+from agent_rl.gym.reward import RewardComponent, as_reward, method_of
 from agent_rl.worker_threads import WorkerCall
 
 
@@ -38,7 +38,7 @@ class Scoring:
         left = []
         for c in self.components:
             if c.inline:
-                self.keep(c, getattr(self.env, c.attribute)(self.episode))
+                self.keep(c, method_of(self.env, c)(self.episode))
             else:
                 left.append(c)
         sync = [] if blocking else [c for c in left if not c.is_async]
@@ -93,7 +93,7 @@ class Scoring:
 
     def method(self, component: RewardComponent) -> Callable[[], object]:
         """Return a component's method, to be called without arguments."""
-        return functools.partial(getattr(self.env, component.attribute), self.episode)
+        return functools.partial(method_of(self.env, component), self.episode)
 
     def label(self, component: RewardComponent) -> str:
         """Return what errors and threads call a component's method."""

@@ -11,7 +11,7 @@ from typing import TypeAlias, cast
 
 from pydantic import ValidationError
 
-from agent_rl.concurrency import is_awaitable, maybe_await, run_together
+from agent_rl.concurrency import ENDING, is_awaitable, maybe_await, run_together
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.core.meter import sleep_uncounted
 from agent_rl.errors import did_you_mean
@@ -108,7 +108,9 @@ def _answer(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Mes
         if is_awaitable(value):  # of a wrapper of an async function
             return partial(_wait, called, call, lambda: value)
         return result_message(call, value, called.max_output)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, ENDING):
+            raise
         return exception_message(call, error)
 
 
@@ -157,7 +159,9 @@ async def _wait(
             why = f"it took {seconds:.1f} s without an await; make it a sync function, which runs in a thread"
             return failure_message(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} has {called.timeout:g} s: {why}")
         return result_message(call, value, called.max_output)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, ENDING):
+            raise
         if isinstance(error, TimeoutError) and clock.expired():  # not one that the tool itself raised
             late = f"timeout: {call.name} took more than {called.timeout:g} s"
             return failure_message(call, ToolErrorKind.TIMEOUT, late)

@@ -47,8 +47,8 @@ def check_options(tool: Declared, name: str, rate: float | None) -> None:
         )
     if tool.timeout is not None and not (_is_number(tool.timeout) and tool.timeout > 0):
         raise DefinitionError(f"tool '{name}' has timeout={tool.timeout!r}; give a positive number of seconds, or None")
-    if not (_is_number(tool.max_output) and tool.max_output > 0):
-        raise DefinitionError(f"tool '{name}' has max_output={tool.max_output!r}; give a positive number of characters")
+    if type(tool.max_output) is not int or tool.max_output < 1:
+        raise DefinitionError(f"tool '{name}' has max_output={tool.max_output!r}; give a whole number of characters")
     if type(tool.retries) is not int or tool.retries < 0:
         raise DefinitionError(f"tool '{name}' has retries={tool.retries!r}; give a whole number from 0")
     for kind in tool.retry_on:

@@ -7,10 +7,11 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import InitErrorDetails
+from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails, PydanticUndefined
 
 from agent_rl.core.messages import JSON
 from agent_rl.errors import DefinitionError, did_you_mean
@@ -38,9 +39,12 @@ def arguments_model(name: str, function: Callable[..., object], parameters: list
                 f"tool '{name}': parameter '{p}' can't be passed by name, and models only call by name"
             )
         description: dict[str, Any] = {"description": described[p.name]} if p.name in described else {}
-        default = ... if p.default is p.empty else p.default
+        kind, default = _resolve(name, function, p), ... if p.default is p.empty else p.default
+        if isinstance(default, FieldInfo):  # `x: int = Field(3, ge=0)` is `x: Annotated[int, Field(ge=0)] = 3`
+            kind, default = Annotated[kind, default], default.get_default(call_default_factory=True, validated_data={})
+            default = ... if default is PydanticUndefined else default
         # only the alias is ever seen; a field called "json" or "model_config" would shadow BaseModel's own
-        fields[f"arg_{p.name}"] = (_resolve(name, function, p), Field(default, alias=p.name, **description))
+        fields[f"arg_{p.name}"] = (kind, Field(default, alias=p.name, **description))
     try:
         return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     except Exception as error:  # pydantic has a dozen kinds for types it can't read

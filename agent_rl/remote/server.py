@@ -11,14 +11,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import assert_never
 
-from agent_rl.concurrency import call
+from agent_rl.concurrency import ENDING, call
 from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Step
 from agent_rl.errors import RemoteError, UnknownEnvError, UserError, did_you_mean
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.reward import as_reward
+from agent_rl.gym.reward import as_reward, method_of
 from agent_rl.remote import wire
 from agent_rl.remote.playing import EnvLease, close, describe, play, run, state_of, tools_of
 from agent_rl.remote.wire import Reply, Request
@@ -66,7 +66,9 @@ class Server(Host[EnvLease]):
         request = wire.load_request(data)
         try:
             reply = await self._reply(owner, request)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if isinstance(error, ENDING):
+                raise
             reply = Reply(call=request.call, error=problem(error))
         lease = owner.leases.get(getattr(request, "lease", ""))
         loss = lease.env.sandbox_loss if lease is not None and lease.env is not None else None
@@ -175,7 +177,7 @@ class Server(Host[EnvLease]):
         env = spec.make(**request.env_args)
         where = f"{spec.cls.__name__}.{component.attribute}"
         try:
-            method = functools.partial(getattr(env, component.attribute), EpisodeGroup(request.group, episodes))
+            method = functools.partial(method_of(env, component), EpisodeGroup(request.group, episodes))
             values = await call(method, thread=None if component.is_async else where)
             return [as_reward(component, value, where).value for value in values]
         finally:

@@ -63,7 +63,7 @@ class ChatTemplate:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [message_dict(m) for m in self.support.rewrite(masked, described)],
-                tools=tool_dicts(tools) if self.support.tools == "template" else None,
+                tools=self._masks.hide_within(tool_dicts(tools)) if self.support.tools == "template" else None,
                 add_generation_prompt=generate,
                 tokenize=False,
                 **self.options,

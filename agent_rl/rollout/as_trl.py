@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Optional, cast
 
+from agent_rl.concurrency import LoopThread, maybe_await
 from agent_rl.core.messages import JSON, Message, Task, ToolCall
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec, spec
 from agent_rl.gym.tasks import TRAIN, episode_seed
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Reply
 from agent_rl.rendering.chat_format import require_text
 from agent_rl.rollout.as_gymnasium import SteppedEpisodes, observed_text
+from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.job import Job
+from agent_rl.seeds import Stream, rng
 
 OVER = "The episode is over."
 RESERVED = ("reset", "get_reward", "answer", "rows")
@@ -119,11 +123,37 @@ def as_trl(
     source.check_arguments(env_args)
     members: dict[str, object] = {"source": source, "split": source.tasks.require(split), "seed": seed}
     members |= {"budget": budget, "env_args": env_args, "__doc__": source.cls.__doc__}
-    for tool in source.make(**env_args).tools:
+    for tool in _tools_of(source, split, env_args):
         if tool.name in RESERVED or tool.name.startswith("_") or not tool.name.isidentifier():
             raise ConfigError(f"{source.id}: a tool called '{tool.name}' can't be a method here; rename it")
         members[tool.name] = _method(tool)
     return type(source.cls.__name__, (TrlEnv,), members)
+
+
+def _tools_of(source: EnvSpec, split: str, env_args: Mapping[str, JSON]) -> Sequence[ToolSpec]:
+    """Return an environment's tools; of one that has them from `reset` on, those of its first task."""
+    if source.cls.tools is Env.tools:
+        return ()
+    try:
+        found = source.make(**env_args).tools
+    except Exception:  # of a toolbox that `reset` makes
+        found = ()
+    if found:
+        return found
+    loop = LoopThread("agent_rl tools for TRL")
+    try:
+        return loop.wait(_tools_of_first(source, split, env_args))
+    finally:
+        loop.close()
+
+
+async def _tools_of_first(source: EnvSpec, split: str, env_args: Mapping[str, JSON]) -> Sequence[ToolSpec]:
+    env, task = source.make(**env_args), source.tasks.get(split, 0)
+    try:
+        await maybe_await(env.reset(task, rng(Stream.ENVIRONMENT, 0)))
+        return env.tools
+    finally:
+        await close_env(env, source.budget.close_seconds)
 
 
 def _method(tool: ToolSpec) -> Callable[..., str]:

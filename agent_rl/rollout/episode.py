@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import cast
 
+from agent_rl.concurrency import ENDING, is_cancelled_by_others
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step, own_task
@@ -88,7 +89,7 @@ class EpisodeRun:
         try:
             episode = self.ended_by(await self.run_within_budget())
             return await self.score(episode) if scored else episode
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # sys.exit() must not end the others
+        except BaseException as error:  # neither sys.exit() nor a panic of Rust's must end the others
             if _from_outside(error):
                 raise
             if self.env is not None and self.env.sandbox_loss is not None:
@@ -156,7 +157,7 @@ class EpisodeRun:
                     f"step returned {_named(step)}: return ar.Step(observation, reward, terminated, truncated)"
                 )
             observation = messages_of(step.observation)
-            self.record(len(observation), float(step.reward), step.terminated, step.truncated)
+            self.record(len(observation), float(step.reward), bool(step.terminated), bool(step.truncated))
             ended = self.ended(step.terminated, step.truncated)
             if ended is not None:
                 self.messages += observation
@@ -295,7 +296,7 @@ class EpisodeRun:
                     await close_env(holder, self.budget.close_seconds)
                 elif holder is not None:
                     holder.close()
-            except (Exception, SystemExit, asyncio.CancelledError) as error:
+            except BaseException as error:
                 if _from_outside(error):
                     raise
                 problems.append(f"{type(error).__name__}: {error}")
@@ -321,6 +322,7 @@ def _sees_env(policy: type[AnyPolicy]) -> bool:
 
 
 def _from_outside(error: BaseException) -> bool:
-    """Whether the task that runs the episode is cancelled; an environment may also raise such an error itself."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    """Whether the run is to end, not the episode alone: an environment may cancel itself."""
+    if isinstance(error, asyncio.CancelledError):
+        return is_cancelled_by_others()
+    return isinstance(error, ENDING)

@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from agent_rl.concurrency import call
+from agent_rl.concurrency import ENDING, call
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
 from agent_rl.core.judgement import Judgement
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.reward import RewardComponent, as_reward
+from agent_rl.gym.reward import RewardComponent, as_reward, method_of
 from agent_rl.policy.base import AnyPolicy
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.job import Job
@@ -94,7 +94,9 @@ async def _score(group: EpisodeGroup, spec: EnvSpec, budget: Budget) -> EpisodeG
     components = spec.cls.group_reward_components
     try:
         env = spec.make(**finished.episodes[0].env_args)
-    except (Exception, SystemExit) as error:  # of the user's own constructor
+    except BaseException as error:  # of the user's own constructor
+        if isinstance(error, ENDING):
+            raise
         reason = f"{type(error).__name__}: {error}"
         columns = [
             _unscored(component, finished, f"{spec.id}.{component.attribute}", reason) for component in components
@@ -105,7 +107,9 @@ async def _score(group: EpisodeGroup, spec: EnvSpec, budget: Budget) -> EpisodeG
         finally:
             try:
                 await close_env(env, budget.close_seconds)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                if isinstance(error, ENDING):
+                    raise
                 problem = f"{spec.id}: close() failed: {type(error).__name__}: {error}"
                 warnings.warn(problem, RuntimeWarning, stacklevel=2)
     earned = dict(zip((e.id for e in finished.episodes), zip(*columns, strict=True), strict=True))
@@ -122,12 +126,14 @@ def _with(episode: Episode, earned: Sequence[Scored]) -> Episode:
 async def _component(env: Env, component: RewardComponent, group: EpisodeGroup, seconds: float | None) -> list[Scored]:
     """Return one component's reward of each episode, with a judge's judgement."""
     where = f"{type(env).__name__}.{component.attribute}"
-    method = getattr(env, component.attribute)
+    method = method_of(env, component)
     try:
         async with asyncio.timeout(seconds) as clock:
             found = await call(functools.partial(method, group), thread=None if component.is_async else where)
         return _scored(component, found, len(group.episodes), where)
-    except (Exception, SystemExit) as error:  # of the user's own method, or a service that it asks
+    except BaseException as error:  # of the user's own method, or a service that it asks
+        if isinstance(error, ENDING):
+            raise
         late = isinstance(error, TimeoutError) and clock.expired()
         reason = f"{where} took more than {seconds:g} s" if late else f"{type(error).__name__}: {error}"
         return _unscored(component, group, where, reason)

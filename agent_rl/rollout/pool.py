@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+from agent_rl.concurrency import PlayerTask
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON, Task
 from agent_rl.errors import ConfigError
@@ -175,7 +176,8 @@ async def stream_jobs(
             ended.put_nowait(None)
 
     _streams.begin(concurrency)
-    workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+    loop = asyncio.get_running_loop()
+    workers = [PlayerTask(work(), loop=loop) for _ in range(concurrency)]
     try:
         for _ in workers:
             while (entry := await ended.get()) is not None:
@@ -200,7 +202,7 @@ class _Beside:
     async def begin(self, play: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]) -> None:
         """Run an episode, given what it awaits before its judges; return once others may be played."""
         played = asyncio.Event()
-        task = asyncio.create_task(self._run(play, played))
+        task = PlayerTask(self._run(play, played), loop=asyncio.get_running_loop())
         self.tasks.add(task)
         task.add_done_callback(self._forget)
         await played.wait()
