@@ -55,6 +55,23 @@ def is_cancelled_by_others() -> bool:
     return task is not None and task.cancelling() > getattr(task, "by_itself", 0)
 
 
+class LoopLock:
+    """A lock for the tasks of one event loop after the other: while it is free, another loop's may take it."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop and not self._lock.locked():
+            self._lock, self._loop = asyncio.Lock(), loop
+        await self._lock.acquire()
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._lock.release()
+
+
 async def to_the_end(work: Coroutine[object, object, T]) -> T:
     """Await work that a cancellation must not cut short; the caller is cancelled after it.
 

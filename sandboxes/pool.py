@@ -51,8 +51,9 @@ class WarmPool:
             backend: where the sandboxes come from; closing the pool closes it.
             warm: how many are kept open for the next calls.
             most: how many may be open, warm ones included; further owners wait.
-            limits: of the warm ones; a call with others waits for a new sandbox.
-            lifetime: seconds that one may be kept warm, and then again seconds that it may be held.
+            limits: of the warm ones, the backend's own if None; a call with others waits for a new sandbox.
+            lifetime: seconds that one may be kept warm, and then again seconds that it may be held; who wants
+                more waits for a new sandbox.
 
         Raises:
             ConfigError: if the numbers don't fit each other.
@@ -62,7 +63,7 @@ class WarmPool:
         if not lifetime > 0:
             raise ConfigError(f"lifetime={lifetime}: give a positive number of seconds")
         self.backend = backend
-        self._size, self._most, self._limits, self._lifetime = warm, most, limits or Limits(), lifetime
+        self._size, self._most, self._limits, self._lifetime = warm, most, limits, lifetime
         self._ready: deque[_Warm] = deque()
         self._held: set[_PooledSandbox] = set()
         self._opening = 0
@@ -81,8 +82,7 @@ class WarmPool:
         Raises:
             SandboxError: if none can be had, or the pool is closed.
         """
-        lifetime = min(lifetime, self._lifetime)
-        usual = limits in (None, self._limits)
+        usual = limits in (None, self._limits) and lifetime <= self._lifetime
         sandbox = await self._warm_one() if usual else None
         while sandbox is None and self._open >= self._most and not self._closed:
             if self._ready:  # only these are in the way

@@ -5,7 +5,8 @@
     missing = await other.restore(snapshot)
 
 The files are exact. The interpreter is not copied: its calls are made again, and each has to give what it gave. So code
-whose results depend on the time or on chance has files only, and `restore` says so.
+that shows what depends on the time or on chance has files only, and `restore` says so, as it does where files are open;
+a number that was drawn and not shown is another one.
 """
 
 from __future__ import annotations

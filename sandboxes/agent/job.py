@@ -52,10 +52,11 @@ class Tape:
             self._forget(len(self.kept) - TAIL)
 
     def fill_last(self) -> None:
-        """Read what is there of a process that has ended, and no more: others may hold the other side."""
-        for _ in range(TAIL // CHUNK):
-            if not self.ended:
-                self.fill()
+        """Read what is there of a process that has ended, and no more than is kept: others may hold the other side."""
+        until, before = self.end + TAIL, -1
+        while not self.ended and before < self.end < until:  # a terminal gives some 4 KiB at a time
+            before = self.end
+            self.fill()
         self.close()
 
     def since(self, at: int, size: int) -> tuple[int, bytes]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from agent_rl.concurrency import LoopLock
 from agent_rl.core.messages import JSON
 from agent_rl.core.sandbox_loss import HOST_ERRORS, Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
@@ -95,7 +96,7 @@ class AgentSandbox(Sandbox):
         self._strays = 0
         """Frames since the last answer that answered nothing, less those of cancelled calls."""
         self._budget = ReadBudget()
-        self._turn, self._outgoing = asyncio.Lock(), SendQueue(sock, self._break_off)
+        self._turn, self._outgoing = LoopLock(), SendQueue(sock, self._break_off)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._count = 0
         self._call: object = None
@@ -315,10 +316,15 @@ class AgentSandbox(Sandbox):
         """Hear what the agent sends, in this loop from now on."""
         self._check_held()
         if loop is not self._loop:
+            self._deafen()
             loop.add_reader(self._sock, self._receive)
             self._outgoing.use(loop)
             self._loop = loop
         self._budget.renew()
+
+    def _deafen(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._sock)
 
     def _watch(self, answer: asyncio.Future[EngineOutput], timeout: float) -> asyncio.TimerHandle:
         return set_alarm(
@@ -327,6 +333,8 @@ class AgentSandbox(Sandbox):
 
     def _receive(self) -> None:
         """Read from the agent; drop the answers of cancelled calls, and no more than a few others."""
+        if asyncio.get_running_loop() is not self._loop:  # it was about to, when another one began to listen
+            return
         try:
             data = self._sock.recv(CHUNK)
         except (BlockingIOError, InterruptedError):
@@ -376,8 +384,7 @@ class AgentSandbox(Sandbox):
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(self.fate.error())
         self._beside.fail(self.fate.error)
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._sock)
+        self._deafen()
         self._outgoing.close()
         self._sock.close()
         if self._interpreter is not None:

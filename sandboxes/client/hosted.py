@@ -24,6 +24,8 @@ START_TIMEOUT = 60.0
 """Seconds that a service has to start a sandbox, and what is in it to answer."""
 MAX_LIFETIME = 24 * 3600
 """Seconds that a service keeps a sandbox, at most."""
+LINE = 1 << 17
+"""Characters of a line of base64, at most: `encode_output` writes half as many."""
 NAMESPACE = "unshare --pid --fork --mount-proc --kill-child"
 """Makes the agent the first process of a pid namespace of its own."""
 
@@ -156,8 +158,14 @@ class Link(ABC):
             await asyncio.get_running_loop().sock_sendall(self._theirs, data)
 
     async def _receive_text(self, text: str) -> None:
-        """Receive lines of base64, cut anywhere."""
+        """Receive lines of base64, cut anywhere.
+
+        Raises:
+            ValueError: if one is longer than an agent's.
+        """
         *lines, self._line = (self._line + text).split("\n")
+        if len(self._line) > LINE:
+            raise ValueError(f"a line of more than {LINE} characters, which no agent writes")
         await self._receive(b"".join(map(base64.b64decode, lines)))
 
     async def _send(self) -> None:

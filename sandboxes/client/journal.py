@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import re
+from collections.abc import Iterator
 
 from agent_rl.sandboxes.base import Sandbox
 from agent_rl.sandboxes.calls import Command, PythonResult
@@ -44,6 +47,15 @@ class Journal:
     def break_off(self, reason: str) -> None:
         """Give up: what the interpreter holds can't be had by repeating calls."""
         self.calls, self.gap = (), self.gap or reason
+
+    @contextlib.contextmanager
+    def unless_cancelled(self) -> Iterator[None]:
+        """Let a call be made; where it is cancelled, nobody knows what it has done."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.break_off("a call was cancelled")
+            raise
 
     def lose_variables(self) -> None:
         """Forget what the interpreter ran: it is gone."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
+from agent_rl.concurrency import LoopLock
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent.frames import Head
 from agent_rl.sandboxes.agent.relay import CONNECTED
@@ -47,7 +48,7 @@ class AgentStream(Stream):
     def __init__(self, ask: Ask, handle: int) -> None:
         self._ask, self._handle = ask, handle
         self._at = 0
-        self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._reading, self._writing = LoopLock(), LoopLock()
         self._is_closed = False
 
     async def connected(self, timeout: float) -> None:

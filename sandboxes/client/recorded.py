@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 
 from agent_rl.sandboxes.calls import DEFAULT_TIMEOUT, MAX_OUTPUT, Command, ExecResult, PythonResult
@@ -13,6 +12,20 @@ from agent_rl.sandboxes.snapshot import MAX_FILES, Call, Snapshot
 
 _KILL, _AT_ONCE = "import time\ntime.sleep(60)", 0.001
 """Code that ends its interpreter by being late, and after how many seconds."""
+_FOLDER = "import os; print(os.getcwd(), end='')"
+"""Code that says where the interpreter works; nothing where that is gone."""
+_GO_BACK = """
+import os, stat
+os.chdir(folder)  # of this name there is another one now
+for fd in range(3, os.sysconf('SC_OPEN_MAX')):
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        continue
+    if stat.S_ISREG(found.st_mode) and not found.st_nlink:
+        print(fd)
+"""
+"""Code that goes back there, and says which open files are no longer those of any name."""
 
 
 class RecordedSandbox(AgentSandbox):
@@ -25,7 +38,8 @@ class RecordedSandbox(AgentSandbox):
 
     async def run_command(self, command: Command) -> ExecResult:
         """Run a command to its end; whatever it leaves running in the background is ended, too."""
-        result = await super().run_command(command)
+        with self.journal.unless_cancelled():
+            result = await super().run_command(command)
         self.note(command, result)
         return result
 
@@ -43,11 +57,8 @@ class RecordedSandbox(AgentSandbox):
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
     ) -> PythonResult:
         """Run code in the sandbox's interpreter, which keeps its variables from call to call."""
-        try:
+        with self.journal.unless_cancelled():
             result = await super().run_python(code, timeout=timeout, max_output=max_output)
-        except asyncio.CancelledError:
-            self.journal.break_off("a call was cancelled")
-            raise
         if result.state_lost:
             self.journal.lose_variables()
         elif code:
@@ -58,7 +69,8 @@ class RecordedSandbox(AgentSandbox):
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, and the folders above it."""
-        await super().write_file(path, data)
+        with self.journal.unless_cancelled():
+            await super().write_file(path, data)
         self.journal.add(Call("write_file", {"path": path, "data": data}, ""), len(path) + len(data), 0.0)
 
     async def close(self) -> None:
@@ -75,8 +87,22 @@ class RecordedSandbox(AgentSandbox):
         """Bring another sandbox's files and variables into this one, which has run nothing but what that had, too."""
         journal = self.journal
         missing = await journal.repeat(snapshot, self)
-        if missing is not None and journal.has_variables:
-            await self.run_python(_KILL, timeout=_AT_ONCE)
+        if missing is not None:
+            await self._end_interpreter()
+        where = await self._run_unseen(_FOLDER)
         await self._access_file("unpack", {}, snapshot.files)
+        if where is not None and where.error is None:
+            back = await self._run_unseen(f"folder = {where.stdout!r}\n{_GO_BACK}")
+            if back is None or back.error is not None or back.stdout:
+                missing = "its interpreter holds files open, or works in a folder, that have been replaced"
+                await self._end_interpreter()
         journal.continue_from(snapshot, missing)
         return missing
+
+    async def _run_unseen(self, code: str) -> PythonResult | None:
+        """Run code that sees none of the interpreter's variables, and leaves none; None where it has none."""
+        return await super().run_python(f"exec({code!r}, {{}})") if self.journal.has_variables else None
+
+    async def _end_interpreter(self) -> None:
+        if self.journal.has_variables:
+            await self.run_python(_KILL, timeout=_AT_ONCE)

@@ -54,7 +54,8 @@ class ContainerSandbox(RecordedSandbox):
         if not command.user:
             return await super().run_command(command)
         try:
-            result = await self.fate.attribute(self._run_as(command))
+            with self.journal.unless_cancelled():
+                result = await self.fate.attribute(self._run_as(command))
         except EndedByCodeError as end:
             return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
         self.note(command, result)

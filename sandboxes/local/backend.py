@@ -136,9 +136,7 @@ class LocalSandboxes(AgentSandboxes):
     async def close(self) -> None:
         """Close every sandbox that is still open, and the zygote."""
         await super().close()
-        if self._zygote is not None:
-            zygote, self._zygote = self._zygote, None
-            await asyncio.to_thread(zygote.stop)
+        await asyncio.to_thread(self._stop)
 
     async def spawn(self, owner: str, limits: Limits, lifetime: float) -> RecordedSandbox:
         """Have the zygote fork a sandbox."""
@@ -182,6 +180,12 @@ class LocalSandboxes(AgentSandboxes):
                     self._zygote.stop()
                 self._zygote = _Zygote(self._python, self._tiers, self._launcher, self._build())
             return self._zygote
+
+    def _stop(self) -> None:
+        with self._starting:  # of which a cancelled `open` may be in the middle
+            if self._zygote is not None:
+                self._zygote.stop()
+                self._zygote = None
 
     def _build(self) -> str:
         """Return the folder of packages; empty if none were asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -56,24 +57,38 @@ def name_python(folder: Path) -> None:
 
 
 def remove(homes: Sequence[Path]) -> None:
-    """Begin to remove the folders of sandboxes, however many files are there, however deep and however forbidding."""
+    """Begin to remove the folders of sandboxes, however many files are there, however deep and however forbidding.
+
+    Raises:
+        OSError: if no process can be started.
+    """
     # by programs, as they take no recursion: code can nest folders deeper than Python's stack
-    script = 'chmod -R u+rwx -- "$@"; exec rm -rf --one-file-system -- "$@"'
+    command = ["rm", "-rf", "--one-file-system", "--", *map(str, homes)]
+    if os.geteuid() != 0:  # whom no mode keeps out
+        command = ["sh", "-c", 'chmod -R u+rwx -- "$@"; exec rm -rf --one-file-system -- "$@"', "sh", *map(str, homes)]
     if homes:
         removal = os.posix_spawnp(
-            "sh",
-            ["sh", "-c", script, "sh", *map(str, homes)],
+            command[0],
+            command,
             os.environ,
             file_actions=[(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)],
             setsid=True,  # it outlives the zygote
         )
-        os.setpriority(os.PRIO_PROCESS, removal, 19)  # a small image may have no `nice`
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, removal, 19)  # a small image may have no `nice`
 
 
 def collect() -> None:
     """Begin to remove the folders of zygotes that are gone."""
-    found = (home for home in _parent().glob(f"{PREFIX}*-*") if home.stat().st_uid == os.getuid())
+    found = filter(_is_own, _parent().glob(f"{PREFIX}*-*"))
     remove([home for home in found if not alive(home.name.removeprefix(PREFIX).rpartition("-")[0])])
+
+
+def _is_own(home: Path) -> bool:
+    try:
+        return home.lstat().st_uid == os.getuid()
+    except OSError:  # another process of ours removes it
+        return False
 
 
 def _parent() -> Path:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from agent_rl.concurrency import LoopLock
 from agent_rl.core.messages import JSON
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.local import cgroups
@@ -30,7 +31,7 @@ class Lease:
     def __init__(self, held: socket.socket, folders: Sequence[Path]) -> None:
         self._held, self._folders = held, folders
         held.setblocking(False)
-        self._turn = asyncio.Lock()
+        self._turn = LoopLock()
         self._said = b""
         self._is_over = False
 

@@ -32,6 +32,8 @@ from .spec import Spec
 
 FIRST_UID = 1 << 28
 """Under root, the code of each sandbox is a user of its own, of numbers that no other user has."""
+USERS = 1024
+"""How many numbers a zygote has for them."""
 RETRY = 0.002
 """Seconds until a cgroup that was still busy is tried again."""
 PATIENCE = 5.0
@@ -46,6 +48,8 @@ class SandboxProcess:
     """A sandbox, from its start until its last traces are removed."""
 
     pid: int
+    number: int
+    """Which of the host's users its code is, where each sandbox has one of its own."""
     control: socket.socket
     lease: socket.socket
     expires: float
@@ -110,11 +114,12 @@ class Zygote:
 
     def spawn(self, spec: Spec, control: socket.socket, lease: socket.socket) -> None:
         """Fork a sandbox, whose agent says over `control` whether it works."""
-        uid = _uid(spec.slot)
+        number = self._free_number(spec.slot)
+        uid = _uid(number)
         spec = replace(spec, read_only=READ_ONLY, hidden=HIDDEN, packages=self.packages)
         spec = replace(spec, cpu_quota="cpu" in self._controllers())
-        ward = SandboxProcess(0, control, lease, time.monotonic() + spec.lifetime, [], None)
-        going: int | None = None
+        ward = SandboxProcess(0, number, control, lease, time.monotonic() + spec.lifetime, [], None)
+        go, going = -1, -1
         try:
             if self.tier != "jail":
                 ward.home = homes.make(spec.slot, uid if self.tier == "landlock" else os.getuid())
@@ -128,7 +133,6 @@ class Zygote:
             if ward.pid == 0:
                 os.close(going)
                 self._become(spec, control.fileno(), go, uid)
-            os.close(go)
             if self.tier == "jail":
                 jail.map_ids(ward.pid, uid, uid if os.geteuid() == 0 else os.getegid())
             cgroups.join(ward.folders, ward.pid)
@@ -139,9 +143,16 @@ class Zygote:
             ward.status = None if ward.pid else 1
             self.end(ward)
         finally:
-            if going is not None:
-                os.close(going)
+            for fd in (go, going):
+                if fd >= 0:
+                    os.close(fd)
         self.wards[spec.slot] = ward
+
+    def _free_number(self, slot: int) -> int:
+        """Return a number that no other sandbox has, unless there are more sandboxes than numbers."""
+        taken = {ward.number for ward in self.wards.values()}
+        numbers = ((slot + further) % USERS for further in range(USERS))
+        return next((number for number in numbers if number not in taken), slot % USERS)
 
     def end(self, ward: SandboxProcess) -> None:
         """Kill a sandbox by its cgroup or its first process; where neither takes all along, have its agent do it."""
@@ -204,7 +215,11 @@ class Zygote:
             cgroups.kill(ward.folders)  # where nothing else bounds them, some may have got away
             return False
         if ward.home is not None:
-            homes.remove([ward.home])
+            try:
+                homes.remove([ward.home])
+            except OSError:  # no process is left for it, as code may have them all
+                if time.monotonic() < ward.expires:
+                    return False  # else the next zygote removes it
         ward.control.close()
         ward.lease.close()
         return True
@@ -304,11 +319,11 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     return data, fds
 
 
-def _uid(slot: int) -> int:
+def _uid(number: int) -> int:
     """Return which user of the host's a sandbox's code is."""
     if os.geteuid() != 0:
         return os.getuid()
-    uid = FIRST_UID + os.getpid() % (1 << 18) * 1024 + slot % 1024
+    uid = FIRST_UID + os.getpid() % (1 << 18) * USERS + number
     ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return uid if any(start <= uid < start + count for start, _, count in ranges) else landlock.SHARED_UID
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from agent_rl.concurrency import LoopLock
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, RemoteError, SandboxError
 from agent_rl.sandboxes.base import Sandbox
@@ -180,7 +181,7 @@ class RemoteStream(Stream):
 
     def __init__(self, sandbox: RemoteSandbox, handle: int) -> None:
         self._sandbox, self._handle = sandbox, handle
-        self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._reading, self._writing = LoopLock(), LoopLock()
         self._read: Future[Reply] | None = None
         """What a cancelled read has left under way: its bytes are the next one's."""
         self._left = Output(b"")

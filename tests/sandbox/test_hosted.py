@@ -18,7 +18,7 @@ import pytest
 from agent_rl.core.sandbox_loss import Cause
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Limits, Sandbox
-from agent_rl.sandboxes.client.hosted import decode_input, encode_output, source_command
+from agent_rl.sandboxes.client.hosted import LINE, Link, decode_input, encode_output, source_command
 from agent_rl.sandboxes.registry import make_backend
 from tests.sandbox.backends import BACKENDS, skip_if_refused
 from tests.sandbox.hosted_doubles import Agent, Calls, GoneError, LateError, fake_daytona, fake_modal
@@ -128,6 +128,28 @@ def test_hosted_text_codecs_carry_every_byte(tmp_path: Path) -> None:
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ran = subprocess.run(["sh", "-c", pipeline], input=data, capture_output=True, timeout=60, env=path)
     assert (ran.stdout, ran.stderr) == (data, b"")
+
+
+def test_hosted_line_is_bounded() -> None:
+    """Code that is root there can write beside the agent, without an end of line."""
+
+    class Idle(Link):
+        async def _idle(self, *about: object) -> None: ...
+
+        _start = _write = _wait = _terminate = _runs = _idle  # type: ignore[assignment]
+
+        def _tells_of_the_end(self, error: Exception) -> bool:
+            return False
+
+    async def main() -> None:
+        link = Idle("a service")
+        await link._receive_text("A" * LINE)
+        with pytest.raises(ValueError, match="which no agent writes"):
+            await link._receive_text("A")
+        link.ours.close()
+        link._theirs.close()
+
+    asyncio.run(main())
 
 
 @each

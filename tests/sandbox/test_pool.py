@@ -161,6 +161,24 @@ def test_warm_pool_opens_own_sandboxes_for_other_limits() -> None:
     pooled(use, most=2)
 
 
+def test_warm_pool_asks_for_the_backends_own_limits_and_lifetimes() -> None:
+    asked: list[tuple[Limits | None, float]] = []
+
+    class Asked(Counting):
+        async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> Sandbox:
+            asked.append((limits, lifetime))
+            return await super().open(owner=owner, limits=limits, lifetime=lifetime)
+
+    async def use(pool: WarmPool, backend: Counting) -> None:
+        await pool.fill()
+        assert asked == [(None, 7200)]
+        await pool.open(lifetime=9000.0)
+        await pool.open(limits=Limits(cpus=2.0))
+        assert (None, 9000.0) in asked and (Limits(cpus=2.0), 3600.0) in asked
+
+    pooled(use, Asked(), warm=1)
+
+
 def test_warm_pool_lease_ends_with_its_lifetime() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         lease = await pool.open(lifetime=0.3)

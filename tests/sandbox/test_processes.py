@@ -142,6 +142,18 @@ def test_process_keeps_the_last_of_its_output(box, run):
     run(main())
 
 
+@pytest.mark.parametrize("pty", [None, (24, 80)])
+def test_process_that_ends_keeps_the_end_of_its_output(box, run, pty):
+    async def main() -> None:
+        for _ in range(5):
+            printing = "import sys; sys.stdout.write(''.join('%09d\\n' % i for i in range(40_000)))"
+            process = await box.start(["python3", "-c", printing], pty=pty)
+            assert await process.wait(timeout=30) == 0
+            assert (await process.logs()).stdout.split()[-1] == "000039999"
+
+    run(main())
+
+
 def test_cancelled_read_loses_nothing(box, run):
     async def main() -> None:
         process, got = await box.start(["cat"]), b""

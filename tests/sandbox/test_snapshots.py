@@ -131,6 +131,33 @@ def test_restore_after_a_cancelled_call_has_files_only(box, other, run):
     assert run(other.restore(run(box.snapshot()))) == "a call was cancelled"
 
 
+@pytest.mark.parametrize("method", ["exec", "write_file"])
+def test_restore_after_another_cancelled_call_has_files_only(method, box, other, run):
+    async def cancelled() -> None:
+        call = box.exec(["sleep", "9"]) if method == "exec" else box.write_file("f", b"x" * 2**20)
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0.1 if method == "exec" else 0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(cancelled())
+    run(box.run_python("x = 1"))
+    assert run(other.restore(run(box.snapshot()))) == "a call was cancelled"
+
+
+def test_restored_interpreter_works_in_the_folder_it_was_in(box, other, run):
+    run(box.run_python("import os; os.mkdir('p'); os.chdir('p'); open('a', 'w').write('1')"))
+    assert run(other.restore(run(box.snapshot()))) is None
+    assert run(other.run_python("(os.path.basename(os.getcwd()), open('a').read())")).value == "('p', '1')"
+    run(box.run_python("'mine' in globals(), 'folder' in globals()"))
+
+
+def test_restore_says_that_open_files_were_replaced(box, other, run):
+    run(box.run_python("log = open('log', 'w'); kept = 1"))
+    assert "holds files open" in run(other.restore(run(box.snapshot())))
+    assert "NameError" in (run(other.run_python("kept")).error or "") and run(other.read_file("log")) == b""
+
+
 def test_restore_says_that_processes_are_not_there(box, other, run):
     run(box.start(["sleep", "60"]))
     run(box.write_file("file", b"x"))
