@@ -12,7 +12,8 @@ import pytest
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Capabilities, Sandbox, Sandboxes
-from tests.sandbox.backends import BACKENDS, DEFAULT, Backend
+from agent_rl.sandboxes.local.backend import LocalSandboxes
+from tests.sandbox.backends import BACKENDS, DEFAULT, LIMITS, Backend, skip_if_refused
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
@@ -43,6 +44,16 @@ def sandboxes(backend: Backend, runner: asyncio.Runner) -> Iterator[Sandboxes]:
         if not backend.refused():
             raise
         pytest.skip(f"{backend.name}: the kernel refuses: {error}")
+    yield made
+    runner.run(made.close())
+
+
+@pytest.fixture
+def jails(runner: asyncio.Runner) -> Iterator[LocalSandboxes]:
+    """Local sandboxes of their own."""
+    made = LocalSandboxes(LIMITS, require=())
+    with skip_if_refused():
+        runner.run(made.capabilities())
     yield made
     runner.run(made.close())
 

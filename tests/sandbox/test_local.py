@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,15 +27,6 @@ from agent_rl.sandboxes.verification import verify
 from tests.sandbox.backends import LIMITS, readable_python, skip_if_refused
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="local sandboxes need Linux")
-
-
-@pytest.fixture
-def jails(runner: asyncio.Runner) -> Iterator[LocalSandboxes]:
-    made = LocalSandboxes(LIMITS, require=())
-    with skip_if_refused():
-        runner.run(made.capabilities())
-    yield made
-    runner.run(made.close())
 
 
 def parent_of(pid: int) -> int:

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,18 +17,9 @@ from agent_rl.sandboxes.local import homes
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.local.zygote import USERS, SandboxProcess, Zygote
 from agent_rl.sandboxes.pool import WarmPool
-from tests.sandbox.backends import LIMITS, skip_if_refused
+from tests.sandbox.backends import LIMITS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="local sandboxes need Linux")
-
-
-@pytest.fixture
-def jails(runner: asyncio.Runner) -> Iterator[LocalSandboxes]:
-    made = LocalSandboxes(LIMITS, require=())
-    with skip_if_refused():
-        runner.run(made.capabilities())
-    yield made
-    runner.run(made.close())
 
 
 def ended(home: Path | None = None, number: int = 0) -> SandboxProcess:

@@ -67,9 +67,8 @@ class LiveRun:
     @cached_property
     def dev_tasks(self) -> list[Task]:
         """The tasks that are evaluated on during training: of the reported split, some of those."""
-        config = self.config.eval
-        most = config.n if self.dev_split == config.split else config.dev_n
-        return self.env.tasks.distinct(self.dev_split, min(config.dev_n, most))
+        split, config = self.dev_split, self.config.eval
+        return self.env.tasks.distinct(split, min(config.dev_n, config.n) if split == config.split else config.dev_n)
 
     @property
     def scripted(self) -> int:
