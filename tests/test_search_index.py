@@ -184,7 +184,7 @@ def test_open_index_serves_threads_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("make", "hint"),
     [
-        (lambda folder: folder / "missing.jsonl", "is no corpus"),
+        (lambda folder: folder / "missing.jsonl", r"there is no corpus .*missing\.jsonl: a relative path begins"),
         (lambda folder: folder, "is no corpus: give a .jsonl file, or a folder"),
         (lambda folder: corpus(folder, [{"text": "a"}, {"txt": "b"}]), r"corpus.jsonl:2 is no passage"),
     ],

@@ -263,6 +263,8 @@ def _files_of(corpus: Path) -> list[Path]:
     if corpus.is_file() and corpus.suffix == ".jsonl":
         return [corpus]
     files = sorted(file for suffix in ("txt", "md") for file in corpus.rglob(f"*.{suffix}")) if corpus.is_dir() else []
+    if not corpus.exists():
+        raise ConfigError(f"there is no corpus {corpus.absolute()}: a relative path begins in the working directory")
     if not files:
         raise ConfigError(f"{corpus} is no corpus: give a .jsonl file, or a folder of .txt and .md files")
     return files
