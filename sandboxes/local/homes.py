@@ -63,13 +63,11 @@ def remove(homes: Sequence[Path]) -> None:
         OSError: if no process can be started.
     """
     # by programs, as they take no recursion: code can nest folders deeper than Python's stack
-    command = ["rm", "-rf", "--one-file-system", "--", *map(str, homes)]
-    if os.geteuid() != 0:  # whom no mode keeps out
-        command = ["sh", "-c", 'chmod -R u+rwx -- "$@"; exec rm -rf --one-file-system -- "$@"', "sh", *map(str, homes)]
+    script = 'chmod -R u+rwx -- "$@"; exec rm -rf --one-file-system -- "$@"'
     if homes:
         removal = os.posix_spawnp(
-            command[0],
-            command,
+            "sh",
+            ["sh", "-c", script, "sh", *map(str, homes)],
             os.environ,
             file_actions=[(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)],
             setsid=True,  # it outlives the zygote
@@ -81,7 +79,8 @@ def remove(homes: Sequence[Path]) -> None:
 def collect() -> None:
     """Begin to remove the folders of zygotes that are gone."""
     found = filter(_is_own, _parent().glob(f"{PREFIX}*-*"))
-    remove([home for home in found if not alive(home.name.removeprefix(PREFIX).rpartition("-")[0])])
+    with contextlib.suppress(OSError):  # else the next zygote's
+        remove([home for home in found if not alive(home.name.removeprefix(PREFIX).rpartition("-")[0])])
 
 
 def _is_own(home: Path) -> bool:
