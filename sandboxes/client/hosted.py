@@ -24,8 +24,8 @@ START_TIMEOUT = 60.0
 """Seconds that a service has to start a sandbox, and what is in it to answer."""
 MAX_LIFETIME = 24 * 3600
 """Seconds that a service keeps a sandbox, at most."""
-LINE = 1 << 17
-"""Characters of a line of base64, at most: `encode_output` writes half as many."""
+LINE = 1 << 20
+"""Characters of a line of base64, at most: `encode_output` writes 65,537."""
 NAMESPACE = "unshare --pid --fork --mount-proc --kill-child"
 """Makes the agent the first process of a pid namespace of its own."""
 
