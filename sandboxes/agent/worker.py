@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # it takes as long to import as the rest: only for code that 
     import asyncio
     from collections.abc import Coroutine
 
+UNCOUNTED = b"# between cells\n"
+"""The beginning of code that is no cell: what restores an interpreter does not show in the numbers of later ones."""
 _IS_COROUTINE = 0x80
 """The flag of a code object that makes a coroutine, `inspect.CO_COROUTINE`."""
 
@@ -56,8 +58,9 @@ def serve(requests: int, answers: int) -> NoReturn:
                 os._exit(0)
             frames.feed(data)
         head, code = frame
-        count += 1
-        value, error = _run(code, main.__dict__, f"<cell {count}>")
+        is_cell = not code.startswith(UNCOUNTED)
+        count += is_cell
+        value, error = _run(code, main.__dict__, f"<cell {count}>" if is_cell else "<between cells>")
         drawn = plots.take()
         _flush()
         if os.getpid() != pid:  # the code forked, and this is the child

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from agent_rl.sandboxes.agent.worker import UNCOUNTED
 from agent_rl.sandboxes.calls import DEFAULT_TIMEOUT, MAX_OUTPUT, Command, ExecResult, PythonResult
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.journal import Journal, outcome_of
@@ -101,7 +102,8 @@ class RecordedSandbox(AgentSandbox):
 
     async def _run_unseen(self, code: str) -> PythonResult | None:
         """Run code that sees none of the interpreter's variables, and leaves none; None where it has none."""
-        return await super().run_python(f"exec({code!r}, {{}})") if self.journal.has_variables else None
+        unseen = f"{UNCOUNTED.decode()}exec({code!r}, {{}})"
+        return await super().run_python(unseen) if self.journal.has_variables else None
 
     async def _end_interpreter(self) -> None:
         if self.journal.has_variables:

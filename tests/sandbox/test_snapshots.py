@@ -149,7 +149,14 @@ def test_restored_interpreter_works_in_the_folder_it_was_in(box, other, run):
     run(box.run_python("import os; os.mkdir('p'); os.chdir('p'); open('a', 'w').write('1')"))
     assert run(other.restore(run(box.snapshot()))) is None
     assert run(other.run_python("(os.path.basename(os.getcwd()), open('a').read())")).value == "('p', '1')"
-    run(box.run_python("'mine' in globals(), 'folder' in globals()"))
+
+
+def test_restored_interpreter_shows_no_trace_of_it(box, other, run):
+    run(box.run_python("def broken():\n    return 1 / 0"))
+    assert run(other.restore(run(box.snapshot()))) is None
+    for code in ("broken()", "1 / 0", "sorted(globals())"):
+        here, there = run(box.run_python(code)), run(other.run_python(code))
+        assert (here.error, here.value) == (there.error, there.value)
 
 
 def test_restore_says_that_open_files_were_replaced(box, other, run):
