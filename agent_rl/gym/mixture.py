@@ -240,8 +240,8 @@ class _MixedStream(TaskStream):
 
     def again(self, position: int, earlier: Iterable[int] = ()) -> int:
         member, place = self._mixed.place(self.seed, position)
-        others = (self._mixed.place(self.seed, other) for other in earlier)
-        return self._streams[member].again(place, [other for of, other in others if of == member])
+        is_endless = self._streams[member].source.size(self.split) is None
+        return self.equal(position, earlier) if is_endless else self._streams[member].again(place)
 
 
 def tagged(member: int, task: Task) -> Task:

@@ -212,8 +212,13 @@ class TaskStream:
         epoch, index = self._place(position)
         repeats, size = self.source.repeats(self.split), self.source.size(self.split)
         if size is None:
-            return sum(self._key(other) == self._key(position) for other in earlier)
+            return self.equal(position, earlier)
         return (epoch - RL_START // size) * repeats + index % repeats
+
+    def equal(self, position: int, others: Iterable[int]) -> int:
+        """Return at how many other positions the stream has the same task."""
+        key = self._key(position)
+        return sum(self._key(other) == key for other in others)
 
     def _place(self, position: int) -> tuple[int, int]:
         """Return the epoch of a position, and the index of its task in the source."""

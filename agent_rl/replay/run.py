@@ -25,7 +25,6 @@ from agent_rl.replay.cassette import RecordedAnswers
 from agent_rl.replay.record import Record
 from agent_rl.rollout.episode import EpisodeRun
 from agent_rl.rollout.job import Job
-from agent_rl.rollout.lost_sandbox import only_losses
 from agent_rl.rollout.match import run_match
 
 Mode: TypeAlias = Literal["cassette", "live"]
@@ -145,11 +144,8 @@ class _Run(EpisodeRun):
         finished = replace(recorded, rewards=(), judgements=())
         judgements: list[Judgement] = []
         rewards = await env.score(finished, self.budget.score_seconds, judgements)
-        steps = self.step_rewards()
-        if (env.sandbox_loss or recorded.sandbox_loss) is not None:
-            steps = only_losses(steps)
-        if not (steps or rewards or components or self.job.spec.cls.group_reward_components):
-            steps = [self.no_reward()]
+        ended_sandbox = (env.sandbox_loss or recorded.sandbox_loss) is not None
+        steps = self.step_rewards(is_alone=not (rewards or components), ended_sandbox=ended_sandbox)
         self.replayed.is_scored = True
         return episode.scored((*rewards, *steps), tuple(judgements))
 

@@ -227,21 +227,21 @@ class EpisodeRun:
             await self.before_judges()
         self.clock.enter("score")
         rewards = await self.env.score(episode, self.budget.score_seconds, self.judgements)
-        steps = self.step_rewards()
         if (loss := self.env.sandbox_loss) is not None:  # seen by a reward, perhaps
             episode = replace(episode, sandbox_loss=loss)
-            steps = only_losses(steps)
-        if not (steps or rewards or self.job.spec.cls.group_reward_components):  # nothing earned is 0, and no success
-            steps = [self.no_reward()]
+        steps = self.step_rewards(is_alone=not rewards, ended_sandbox=loss is not None)
         return episode.scored((*rewards, *steps), tuple(self.judgements))
 
-    def step_rewards(self) -> list[Reward]:
-        """Return what the steps earned or lost."""
-        return [Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward]
+    def step_rewards(self, *, is_alone: bool, ended_sandbox: bool) -> list[Reward]:
+        """Return what the steps earned or lost; what they lost, of a policy that ended its sandbox.
 
-    def no_reward(self) -> Reward:
-        """Return the 0 of an episode that nothing else rewards."""
-        return Reward("step", 0.0, source="step", turn=max(0, len(self.steps) - 1))
+        Where nothing else rewards, nothing earned is 0, and no success.
+        """
+        steps = [Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward]
+        steps = only_losses(steps) if ended_sandbox else steps
+        if steps or not is_alone or self.job.spec.cls.group_reward_components:
+            return steps
+        return [Reward("step", 0.0, source="step", turn=max(0, len(self.steps) - 1))]
 
     def failed(self, error: BaseException) -> Episode:
         """Return the episode with what broke it."""
