@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import itertools
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -160,7 +161,8 @@ async def measure(sandboxes: Sandboxes, count: int, seconds: float) -> dict[str,
 
 
 async def _main(count: int, seconds: float, tier: str) -> bool:
-    sandboxes = LocalSandboxes(tier=tier)
+    python = shutil.which("python3", path=os.defpath) if tier == "landlock" else None  # it can't read a private one
+    sandboxes = LocalSandboxes(tier=tier, python=python)
     try:
         found = await measure(sandboxes, count, seconds)
     finally:

@@ -278,6 +278,22 @@ def test_harbor_ends_jobs_before_the_tests(tmp_path: Path) -> None:
     assert earned == [0.0, 0.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize(("more", "is_fresh"), [("", True), ("head -c 17M /dev/urandom > much", False)])
+def test_harbor_tests_run_in_a_fresh_sandbox(tmp_path: Path, more: str, *, is_fresh: bool) -> None:
+    look = 'if test -e /dev/shm/left; then good=0.5; fi; echo $good > "$LOGS_DIR/verifier/reward.txt"'
+    harbor_task(tmp_path, end=look)
+
+    def work(env: ar.Env, seed: int) -> ar.Script:
+        (said,) = yield one_call("shell", command=f"echo hello you > greeting.txt; touch /dev/shm/left; {more}")
+        assert said.content == ""
+        yield "done"
+
+    name = f"protocols-test/fresh-{is_fresh:d}-v0"
+    ar.register(name)(type("Fresh", (ar.from_harbor(tmp_path),), {}))
+    (episode,) = ar.run(name, Scripted(work), env_args={"sandbox": "local"})
+    assert episode.reward == (1.0 if is_fresh else 0.5), episode.error
+
+
 def cheat(env: ar.Env, seed: int) -> ar.Script:
     """Leaves a reward, and folders that nothing can be written to."""
     reward = 'mkdir -p "$LOGS_DIR/verifier" && echo 1 > "$LOGS_DIR/verifier/reward.txt"'

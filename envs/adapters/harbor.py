@@ -13,125 +13,46 @@ import contextlib
 import functools
 import io
 import json
+import logging
 import math
 import re
 import shlex
 import sys
 import tarfile
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, Task
+from agent_rl.envs.adapters.harbor_task import files_below, read_task
 from agent_rl.envs.quiz import one_call, write_calls
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.reward import reward
 from agent_rl.gym.sandboxed import SandboxedEnv
-from agent_rl.sandboxes.base import Limits
+from agent_rl.sandboxes.base import Limits, Sandbox
 from agent_rl.sandboxes.calls import ExecResult, FileAccessError
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.terminal import MAX_OUTPUT, Terminal
 from agent_rl.tools.terminal import terminal
 from agent_rl.worker_threads import in_thread
 
+_log = logging.getLogger(__name__)
+
 FOLDERS = ("/tests", "/logs", "/solution")
 """What Harbor's scripts read and write, in addition to the image's working folder; of links into `LINKED`."""
 LINKED = ".task"
-PARTS = ("environment", "verifier", "solution")
-"""The tables of a task.toml that may have variables."""
-OWN = ("task.yaml", "solution.sh", "solution.yaml", "tests")
-"""What a task of terminal-bench has beside the files of its image, and shows no policy."""
 MAX_REWARD = 4096
 """Bytes of a file with rewards: reading one holds up the event loop, and the policy's code may have written it."""
 MAX_SAID = 256 * 1024
 """Bytes of what tests print that are kept: pytest's summary is at their end."""
 _FAILED = re.compile("^(FAILED|ERROR) ", re.MULTILINE)
-_OF_HOST = re.compile(r"\$\{[^}:]+(?::-(.*))?\}", re.DOTALL)
 _PLACES = 'export TASK="$PWD/.task"; export TEST_DIR="$TASK/tests" LOGS_DIR="$TASK/logs"; '
 _RUN = _PLACES + 'cd "$1" && exec "$(command -v bash || command -v sh)" -c "$2"'
-
-
-@dataclass(frozen=True)
-class TaskFolder:
-    """What a task's folder says, in either layout."""
-
-    folder: Path
-    instruction: str
-    context: Path
-    """The folder of the Dockerfile."""
-    image: str = ""
-    """An image in place of the one that the Dockerfile makes."""
-    script: str = "test.sh"
-    """What grades, among the tests."""
-    solution: Path | None = None
-    """The script that solves the task."""
-    timeout: float = 600.0
-    """Seconds that grading may take."""
-    build_timeout: float = 600.0
-    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Of `environment`, `verifier` and `solution`, beside the image's."""
-    about: Mapping[str, JSON] = field(default_factory=dict)
-
-    @property
-    def tests(self) -> dict[str, bytes]:
-        """The files that grade, by their path below /tests."""
-        script = self.folder / self.script
-        return _files(self.folder / "tests") | ({self.script: script.read_bytes()} if script.is_file() else {})
-
-    @property
-    def surroundings(self) -> dict[str, bytes]:
-        """The files that an image would copy, by their path; in the older layout, the task's own lie beside them."""
-        own = {*OWN, self.script} if self.context == self.folder else set[str]()
-        return {path: data for path, data in _files(self.context).items() if path.split("/")[0] not in own}
-
-
-def read_task(folder: Path) -> TaskFolder:
-    """Return what a task's folder says.
-
-    Raises:
-        ConfigError: if it lacks something.
-    """
-    from yaml import YAMLError  # type: ignore[import-untyped]
-
-    try:
-        if (folder / "task.toml").is_file():
-            settings = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-            environment, verifier = (settings.get(name, {}) for name in ("environment", "verifier"))
-            found = TaskFolder(
-                folder,
-                (folder / "instruction.md").read_text(encoding="utf-8").strip(),
-                folder / "environment",
-                environment.get("docker_image", ""),
-                solution=folder / "solution" / "solve.sh",
-                timeout=float(verifier.get("timeout_sec", 600.0)),
-                build_timeout=float(environment.get("build_timeout_sec", 600.0)),
-                variables={part: _variables(settings.get(part, {}).get("env", {})) for part in PARTS},
-                about=dict(settings.get("metadata", {})),
-            )
-        else:
-            settings = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(folder / "task.yaml")))
-            found = TaskFolder(
-                folder,
-                str(settings["instruction"]).strip(),
-                folder,
-                script="run-tests.sh",
-                solution=folder / "solution.sh",
-                timeout=float(settings.get("max_test_timeout_sec", 600.0)),
-                about=settings,
-            )
-    except (OSError, LookupError, ValueError, TypeError, AttributeError, YAMLError) as error:
-        raise ConfigError(f"{folder} is no task: {error!r}") from error
-    if found.script not in found.tests:
-        raise ConfigError(f"{folder} is no task: it has no tests/{found.script}, which grades")
-    return found
 
 
 class HarborEnv(SandboxedEnv):
@@ -154,7 +75,7 @@ class HarborEnv(SandboxedEnv):
     def __init__(self, sandbox: str = "docker", sandbox_args: Mapping[str, JSON] | None = None) -> None:
         super().__init__(sandbox, sandbox_args)
         self._chosen = sandbox, dict(sandbox_args or {})
-        self.workdir, self.variables = ".", dict[str, str]()
+        self.workdir, self.variables, self._has_services = ".", dict[str, str](), False
 
     async def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Open a sandbox of the task's image; say the instruction."""
@@ -178,6 +99,7 @@ class HarborEnv(SandboxedEnv):
             self.workdir, variables = image.workdir, {**image.variables, **main.environment}
             services: dict[str, JSON] = {} if file is None else {"compose": str(file)}
             self._backend = shared_backend(name, {**options, **services, "image": image.name})
+        self._has_services = file is not None
         self.variables = {**variables, **place.variables.get("environment", {})}
         sandbox = await self.open_sandbox()
         if is_docker:
@@ -195,21 +117,45 @@ class HarborEnv(SandboxedEnv):
     @reward
     async def solved(self, episode: Episode) -> float:
         """What the task's tests wrote, 0 if nothing; terminal-bench's say it by exit status and pytest's summary."""
+        if not self.keeps_jobs:
+            await self.terminal.close()
+        fresh = None if self.keeps_jobs or self._has_services else await self._fork()
+        if fresh is None:
+            return await self._grade(self.sandbox)
+        try:
+            return await self._grade(fresh)
+        finally:
+            await fresh.close()
+
+    async def _fork(self) -> Sandbox | None:
+        """Return a fresh sandbox with the files that the policy left, in the same place; None if that can't be."""
+        name = type(self).__name__
+        try:
+            fresh, _ = await self.sandbox.fork(self._backend, owner=name, limits=self.limits, lifetime=self.lifetime)
+        except (NotImplementedError, FileAccessError) as error:
+            _log.info("%s: the tests run where the policy worked: %s", name, error)
+            return None
+        places = [(await each.exec(["pwd"])).stdout for each in (self.sandbox, fresh)]
+        if places[0] == places[1]:
+            return fresh
+        await fresh.close()  # files may name the folder that they were in, as virtual environments do
+        return None
+
+    async def _grade(self, sandbox: Sandbox) -> float:
+        """Run the tests in a sandbox that has the policy's files; return the reward."""
         logs = f"{LINKED}/logs/verifier"
         clear = (
             'chmod -R u+rwX "$TASK"; rm -rf "$TASK/tests" "$TASK/logs"; mkdir -p "$TASK/tests" "$TASK/logs/verifier"'
         )
-        if not self.keeps_jobs:
-            await self.terminal.close()
-        await self._run(clear)  # whatever the policy left there
+        await self._run(sandbox, clear)  # whatever the policy left there
         try:
             for path, data in self.place.tests.items():
-                await self.sandbox.write_file(f"{LINKED}/tests/{path}", data)
+                await sandbox.write_file(f"{LINKED}/tests/{path}", data)
         except FileAccessError:
             return 0.0  # it made the place unusable
         script = f'"$TEST_DIR/{self.place.script}"'
         self.variables |= self.place.variables.get("verifier", {})
-        result = await self._run(f'chmod -R +x "$TEST_DIR"; {script}', self.place.timeout, MAX_SAID)
+        result = await self._run(sandbox, f'chmod -R +x "$TEST_DIR"; {script}', self.place.timeout, MAX_SAID)
         if result.timed_out:
             return 0.0  # what they wrote before is no result
         if self.place.script == "run-tests.sh":
@@ -217,7 +163,7 @@ class HarborEnv(SandboxedEnv):
             return float(result.returncode == 0 and not _FAILED.search(summary))
         for name, read in (("reward.txt", _number), ("reward.json", _number_of_json)):
             with contextlib.suppress(FileAccessError):  # there is none, or it is too large
-                if (found := read(await self.sandbox.read_file(f"{logs}/{name}", max_bytes=MAX_REWARD))) is not None:
+                if (found := read(await sandbox.read_file(f"{logs}/{name}", max_bytes=MAX_REWARD))) is not None:
                     return found
         return 0.0
 
@@ -227,7 +173,9 @@ class HarborEnv(SandboxedEnv):
         if solution is None or not solution.is_file():
             raise NotImplementedError(f"the task {self.place.folder.name} has no solution")
         below = (
-            _files(solution.parent) if solution.parent.name == "solution" else {solution.name: solution.read_bytes()}
+            files_below(solution.parent)
+            if solution.parent.name == "solution"
+            else {solution.name: solution.read_bytes()}
         )
         at = '"$TASK/solution"'
         yield from write_calls(f"{at}/.packed", _tar(below))
@@ -243,9 +191,9 @@ class HarborEnv(SandboxedEnv):
             yield one_call("shell", command=command)
         yield "done"
 
-    async def _run(self, command: str, timeout: float = 60.0, most: int = MAX_OUTPUT) -> ExecResult:
+    async def _run(self, sandbox: Sandbox, command: str, timeout: float = 60.0, most: int = MAX_OUTPUT) -> ExecResult:
         argv = ["sh", "-c", _RUN, "sh", self.workdir, command]
-        return await self.sandbox.exec(argv, env=self.variables, timeout=timeout, max_output=most)
+        return await sandbox.exec(argv, env=self.variables, timeout=timeout, max_output=most)
 
 
 def from_harbor(folder: str | Path) -> type[HarborEnv]:
@@ -268,25 +216,6 @@ def from_harbor(folder: str | Path) -> type[HarborEnv]:
     members: dict[str, object] = {"tasks_folder": root, "default_tasks": rows, "__doc__": f"The tasks of {root.name}."}
     members["__module__"] = sys._getframe(1).f_globals["__name__"]
     return type("Harbor", (HarborEnv,), members)
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    return {
-        file.relative_to(folder).as_posix(): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()
-    }
-
-
-def _variables(given: Mapping[str, object]) -> dict[str, str]:
-    """Return the variables of a table; of `${NAME:-other}` what is there without the host's, which stay on it.
-
-    Raises:
-        ValueError: if a value is no text.
-    """
-    if wrong := [f"{key}={value!r}" for key, value in given.items() if not isinstance(value, str)]:
-        raise ValueError(f"env has {wrong[0]}, which is no text: put it in quotes")
-    texts = {key: str(value) for key, value in given.items()}
-    found = {key: there[1] if (there := _OF_HOST.fullmatch(value)) else value for key, value in texts.items()}
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _tar(files: Mapping[str, bytes]) -> bytes:
