@@ -9,6 +9,7 @@ import asyncio
 import errno
 import os
 import platform
+import re
 import resource
 import subprocess
 import time
@@ -34,6 +35,8 @@ GAP, CLOSE = 0.05, 1.0
 ATTACKS = [*ON_THE_HOST, *ON_THE_KERNEL, *ON_RESOURCES, *UNLISTED]
 ALONE = [*ON_RESOURCES, *UNLISTED]
 """Those that take a sandbox of their own on a server, too, where one takes seconds; as do those that may end one."""
+MOVES = re.compile(r"/random/|/ns_last_pid$|/(dentry|inode)-|/file-nr$|/pty/nr$|_max_sample_rate$|/(conf|neigh)/")
+"""What moves by itself, or by whatever else the machine does."""
 ABSENT = {f"False {errno.ENOSYS}", f"False {errno.EAFNOSUPPORT}", "failed with -11: "}
 by_name = pytest.mark.parametrize(
     "attack",
@@ -58,15 +61,26 @@ async def closing(box: Sandbox) -> float:
 
 
 def of_the_host() -> dict[str, object]:
-    """Return what no sandbox may change: of this process, and of the machine."""
-    kept = ("kernel/core_pattern", "kernel/pid_max", "kernel/panic", "fs/file-max", "vm/overcommit_memory", "fs/aio-nr")
+    """Return what no sandbox may change: of this process, and of the machine all settings and what it shares out."""
+    files = [
+        *(file for name in ("kernel", "vm", "fs", "net") for file in Path("/proc/sys", name).rglob("*")),
+        *Path("/proc/sysvipc").iterdir(),
+    ]
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "limits": [resource.getrlimit(number) for number in range(16)],
         "priority": (os.nice(0), os.sched_getscheduler(0), os.sched_getaffinity(0)),
         "odds": Path("/proc/self/oom_score_adj").read_text(),
-        **{name: Path("/proc/sys", name).read_text() for name in kept},
+        "modules": {folder.name for folder in Path("/sys/module").iterdir()},
+        **{str(file): _text(file) for file in files if not MOVES.search(str(file)) and file.is_file()},
     }
+
+
+def _text(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:  # it can only be written to
+        return None
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +88,6 @@ def shared_box(sandboxes: Sandboxes, runner: asyncio.Runner) -> Iterator[Sandbox
     opened = runner.run(sandboxes.open(owner="attacks", lifetime=3600.0))
     yield opened
     runner.run(opened.close())
-
-
-@pytest.fixture(scope="module")
-def usual(sandboxes: Sandboxes, runner: asyncio.Runner) -> float:
-    """How long it takes to close a sandbox that has done nothing."""
-    runner.run(runner.run(sandboxes.open()).close())
-    return runner.run(closing(runner.run(sandboxes.open())))
 
 
 @pytest.fixture
@@ -92,14 +99,14 @@ def shared(attack: Attack, backend: Backend, request: pytest.FixtureRequest) -> 
 
 @by_name
 def test_sandbox_withstands_the_attack(
-    attack: Attack, backend: Backend, sandboxes: Sandboxes, capabilities, shared: Sandbox | None, run, usual: float
+    attack: Attack, backend: Backend, sandboxes: Sandboxes, capabilities, shared: Sandbox | None, run
 ):
     if capabilities[attack.guarantee] is None:
         pytest.skip(f"{backend.name} does not guarantee {attack.guarantee} here, and says so")
     if backend.needs == E2B_ADDRESS and attack in UNLISTED:
         pytest.skip(f"{backend.name}: the stand-in's sandboxes are jails, which withstand these")
-    host, gaps = of_the_host(), []
-    while len(gaps) < 3 and (not gaps or gaps[-1] >= GAP):  # another process may have the loop wait for a page
+    host, gaps, closes = of_the_host(), [GAP], [CLOSE]
+    while len(gaps) < 4 and (min(gaps) >= GAP or min(closes) >= CLOSE):  # what else the machine does may take that long
         box = shared or run(sandboxes.open(owner=attack.name, lifetime=120))
         with victims(backend.uid) as aims:
             code = definitions(aims.names) + attack.code + "\nbool(reached)"
@@ -109,9 +116,8 @@ def test_sandbox_withstands_the_attack(
             assert aims.harmed() == []
         gaps.append(gap)
         assert not result.sandbox_lost and works(run, box)
-        if box is not shared:
-            assert run(closing(box)) < CLOSE + 20 * usual
-    assert min(gaps) < GAP
+        closes.append(0.0 if box is shared else run(closing(box)))
+    assert min(gaps) < GAP and min(closes) < CLOSE, (gaps, closes)
     changed = {name for name, value in of_the_host().items() if value != host[name]}
     assert changed <= ({"descriptors"} if backend.needs == E2B_ADDRESS else set())  # its client keeps connections
 
