@@ -125,7 +125,7 @@ def main() -> int:
                 passed.append(compare_updates(replace(tiny, lr=2e-3, steps=5)))
         if options.model:
             child("pretrained", f"{folder}/model", options.model)
-            steps, groups, samples, rows = (2, 2, 4, 4) if options.device == "cpu" else (3, 16, 8, options.rows)
+            steps, groups, samples, rows = (2, 2, 8, 4) if options.device == "cpu" else (3, 16, 8, options.rows)
             large = Work(
                 f"{folder}/model", steps, groups, samples, delay_ms=0, rows=rows, context=512, lr=1e-5,
                 examples=EXAMPLES, device=options.device,
