@@ -35,7 +35,9 @@ GAP, CLOSE = 0.05, 1.0
 ATTACKS = [*ON_THE_HOST, *ON_THE_KERNEL, *ON_RESOURCES, *UNLISTED]
 ALONE = [*ON_RESOURCES, *UNLISTED]
 """Those that take a sandbox of their own on a server, too, where one takes seconds; as do those that may end one."""
-MOVES = re.compile(r"/random/|/ns_last_pid$|/(dentry|inode)-|/file-nr$|/pty/nr$|_max_sample_rate$|/(conf|neigh)/")
+MOVES = re.compile(
+    r"/random/|/ns_last_pid$|/(dentry|inode)-|/file-nr$|/pty/nr$|/quota/syncs$|_max_sample_rate$|/(conf|neigh)/"
+)
 """What moves by itself, or by whatever else the machine does."""
 ABSENT = {f"False {errno.ENOSYS}", f"False {errno.EAFNOSUPPORT}", "failed with -11: "}
 by_name = pytest.mark.parametrize(
