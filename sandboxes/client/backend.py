@@ -77,6 +77,7 @@ class AgentSandboxes(ABC):
         try:
             yield
         except BaseException:
+            sandbox.let_go()  # now: the end of the loop may cancel what follows before it has begun
             await asyncio.shield(sandbox.close())
             raise
 

@@ -183,9 +183,13 @@ class AgentSandbox(Sandbox):
 
     async def close(self) -> None:
         """End everything in it and give back what it held."""
+        self.let_go()
+        await self._ended()
+
+    def let_go(self) -> None:
+        """End everything in it, without waiting for that."""
         self.fate.is_closed = True
         self._lose("the sandbox was closed", Cause.CLOSED)
-        await self._ended()
 
     async def _access_file(self, op: str, head: Head, body: bytes) -> EngineOutput:
         try:

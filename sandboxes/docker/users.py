@@ -106,13 +106,18 @@ class ContainerSandbox(RecordedSandbox):
         stream = await self._join(len(self._users) + 1, {"HOME": home})
 
         def kill() -> None:
-            self._lose(f"the agent of its user {user} was lost: {agent.fate.lost}", agent.fate.seen)
+            if not agent.fate.is_closed:
+                self._lose(f"the agent of its user {user} was lost: {agent.fate.lost}", agent.fate.seen)
 
         given = {"name": f"{self.name} {user}", "kill": kill, "decode": Demultiplexer().feed}
         agent = AgentSandbox(stream, **{**self._settings, **given})
-        await agent.ready(TIMEOUT)
         made: dict[str, Any] = {"argv": ["mkdir", "-m", "700", home], "cwd": "/", "timeout": TIMEOUT}
-        await agent._request("exec", made, b"", TIMEOUT)
+        try:
+            await agent.ready(TIMEOUT)
+            await agent._request("exec", made, b"", TIMEOUT)
+        except BaseException:  # when it is cancelled, the sandbox goes on, and this agent ends with its stream
+            agent.let_go()
+            raise
         return agent
 
     def _lose(self, reason: str, seen: Cause = Cause.AGENT_ENDED) -> None:

@@ -160,39 +160,6 @@ def test_is_orphan_checks_process_and_expiry() -> None:
 # The image
 
 
-def test_docker_retries_a_failed_removal(monkeypatch: pytest.MonkeyPatch) -> None:
-    sandboxes = DockerSandboxes(host="unix:///nowhere/docker.sock")
-    busy, asked = SandboxError("the Docker engine is busy"), list[str]()
-
-    def remove(container: str) -> None:
-        asked.append(container)
-        if len(asked) == 1:
-            raise busy
-
-    def start(container: str, first: bytes) -> None:
-        raise busy
-
-    fake = {
-        "is_podman": lambda: False,
-        "has_selinux": lambda: False,
-        "labelled": lambda label: {},
-        "create": lambda *a, **k: "c1",
-        "start": start,
-        "remove": remove,
-    }
-    for name, method in fake.items():
-        monkeypatch.setattr(sandboxes.engine, name, method)
-
-    async def main() -> None:
-        with pytest.raises(SandboxError, match="busy"):
-            await sandboxes.open()
-        assert asked == ["c1"]
-        await sandboxes.close()
-
-    asyncio.run(main())
-    assert asked == ["c1", "c1"]
-
-
 def test_libraries_of_finds_libc() -> None:
     (libc,) = [file for file in image.libraries_of([Path(sys.executable)]) if file.name.startswith("libc.so")]
     assert libc.exists()
