@@ -22,10 +22,10 @@ from agent_rl.sandboxes.client.remote import greeting
 from agent_rl.sandboxes.docker.compose import read_compose
 from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, collect, confinement, labels
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
+from agent_rl.sandboxes.docker.etc import Etc, collect_files
 from agent_rl.sandboxes.docker.image import IMAGE
 from agent_rl.sandboxes.docker.images import IMAGE_GB, provide
 from agent_rl.sandboxes.docker.lease import Lease
-from agent_rl.sandboxes.docker.loopback import Loopback, collect_hosts
 from agent_rl.sandboxes.docker.network import MEGABYTES, read_network
 from agent_rl.sandboxes.docker.pod import NO_POD, Pod, Pods
 from agent_rl.sandboxes.docker.runtime import check_engine, with_runtime
@@ -121,7 +121,7 @@ class DockerSandboxes(AgentSandboxes):
             images=self._provide,
             runtime=runtime,
         )
-        self._loopback = Loopback(self.engine, runtime)
+        self._etc = Etc(self.engine, runtime)
         self._is_provided = False
         """Whether the image was there when a sandbox was last opened."""
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
@@ -149,7 +149,7 @@ class DockerSandboxes(AgentSandboxes):
             raise SandboxError("this docker backend was closed")
         if not self._tidy:
             await asyncio.wrap_future(self._threads.submit(collect, self.engine))
-            await asyncio.wrap_future(self._threads.submit(collect_hosts))
+            await asyncio.wrap_future(self._threads.submit(collect_files))
             self._tidy = True
             await asyncio.wrap_future(self._threads.submit(self._remove_left))
         user, expires = any_user(), time.monotonic() + lifetime
@@ -189,12 +189,12 @@ class DockerSandboxes(AgentSandboxes):
         container, pod = "", NO_POD
         try:
             pod = self._pods.open(self.image, limits, about, lifetime)
-            with self._loopback.create(
+            with self._etc.create(
                 self.image,
                 ARGV,
                 {**with_runtime(self.runtime, confinement(limits, user)), **pod.confinement},
                 name=f"agent-rl-{uuid.uuid4().hex[:12]}",
-                user=f"{user}:{user}",
+                user=user,
                 labels=about,
                 working_dir="/",
                 **pod.hostname,

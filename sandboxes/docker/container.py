@@ -76,11 +76,18 @@ _ULIMITS = {"core": 1, "memlock": 0, "msgqueue": 0, "sigpending": 256, "nofile":
 
 def any_user() -> int:
     """Draw a uid for a container: one that others share would share the kernel's counts of pipes and watches, too."""
-    return USERS + secrets.randbelow(USERS)
+    return _USERS + secrets.randbelow(_USERS)
 
 
-USERS = 2**20
+def uid_of(first: int, number: int) -> int:
+    """Return the uid of one of a container's users; the first one's number is 0."""
+    return first + number * _USERS
+
+
+_USERS = 2**20
 """The distance of the uids of a container's users; all are above those that hosts give out."""
+MAX_USERS = 4
+"""Beside the first; each one's agent takes 16 MB and a process of the sandbox's limits."""
 
 
 # The stream of an attached container

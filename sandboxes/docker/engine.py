@@ -9,8 +9,9 @@ import contextlib
 import io
 import os
 import socket
+import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -214,6 +215,36 @@ class Engine:
         """Return what the engine knows of an image."""
         with self._asked(f"inspect {name}"):
             return cast("dict[str, Any]", self.api.inspect_image(name))
+
+    def image_files(self, image: str, paths: Sequence[str], labels: Mapping[str, str]) -> dict[str, bytes]:
+        """Return files of an image, by a container that is never started; one that is missing is empty.
+
+        Args:
+            image: its name.
+            paths: of files, or of symbolic links to them.
+            labels: of the container.
+        """
+        container = self.create(image, ["true"], {"NetworkMode": "none"}, labels=dict(labels))
+        try:
+            return {path: self._file(container, path) for path in paths}
+        finally:
+            self.remove(container)
+
+    def _file(self, container: str, path: str) -> bytes:
+        with self._asked(f"read {path} of a container"):
+            from docker.errors import NotFound
+
+            try:
+                packed, about = self.api.get_archive(container, path)
+                data = b"".join(packed)
+                if about["linkTarget"]:
+                    data = b"".join(self.api.get_archive(container, about["linkTarget"])[0])
+            except NotFound:
+                return b""
+            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+                first = tar.next()
+                file = None if first is None else tar.extractfile(first)
+                return b"" if file is None else file.read()
 
     def image_tags(self, prefix: str) -> list[str]:
         """Return the names of images that begin so."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from agent_rl.core.messages import JSON
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.client.remote import greeting
-from agent_rl.sandboxes.docker.container import ARGV, USERS
+from agent_rl.sandboxes.docker.container import ARGV, uid_of
 from agent_rl.sandboxes.docker.engine import Engine
 
 
@@ -53,7 +53,7 @@ class Lease:
     async def join(self, number: int, variables: Mapping[str, str]) -> socket.socket:
         """Start an agent of another user; see `users.Join`."""
         left = max(0.001, self.expires - time.monotonic())
-        first, uid = greeting(left, variables={**self.variables, **variables}), self.user + number * USERS
+        first, uid = greeting(left, variables={**self.variables, **variables}), uid_of(self.user, number)
         joining = self.threads.submit(self.engine.join, self.container, ARGV, f"{uid}:{uid}", first)
         try:
             return await asyncio.wrap_future(joining)

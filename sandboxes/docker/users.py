@@ -22,12 +22,10 @@ from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.fate import EndedByCodeError
 from agent_rl.sandboxes.client.processes import of_process
 from agent_rl.sandboxes.client.recorded import RecordedSandbox
-from agent_rl.sandboxes.docker.container import Demultiplexer
+from agent_rl.sandboxes.docker.container import MAX_USERS, Demultiplexer
 from agent_rl.sandboxes.docker.engine import TIMEOUT
 from agent_rl.sandboxes.process import Launch, Process
 
-MAX_USERS = 4
-"""Beside the first; each one's agent takes 16 MB and a process of the sandbox's limits."""
 Join = Callable[[int, Mapping[str, str]], Awaitable[socket.socket]]
 """Starts an agent of the user of that number, from 1 on, with these variables; returns the stream to it."""
 

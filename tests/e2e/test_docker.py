@@ -23,7 +23,7 @@ from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Guarantee, Limits, Sandbox
 from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine, backend
 from agent_rl.sandboxes.docker.container import PROCESS, collect, confinement, labels
-from agent_rl.sandboxes.docker.loopback import PREFIX
+from agent_rl.sandboxes.docker.etc import PREFIX
 from agent_rl.sandboxes.pool import WarmPool
 from agent_rl.sandboxes.verification import CANARIES
 from tests.e2e.dockerd import Dockerd, is_empty

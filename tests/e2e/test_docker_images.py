@@ -67,6 +67,26 @@ def test_docker_builds_a_dockerfile_once(engine: Engine, tmp_path: Path) -> None
     assert len(trim(engine, 0, kept=-60.0)) >= 2 and engine.image_bytes() < size
 
 
+NAMES = "import getpass, pwd; print(getpass.getuser(), [pwd.getpwnam(name).pw_uid for name in ('root', 'app')])"
+
+
+@pytest.mark.parametrize("moved", ["", " && mv /etc/passwd /etc/ours && ln -s ours /etc/passwd"], ids=["file", "link"])
+def test_docker_keeps_the_users_of_an_image(engine: Engine, tmp_path: Path, moved: str) -> None:
+    (tmp_path / "Dockerfile").write_text(
+        f'FROM {IMAGE}\nRUN printf app:x:10:10::/app:/bin/sh >>/etc/passwd{moved}\nRUN python3 -c "{NAMES}" >/told\n'
+    )
+
+    async def names() -> str:
+        sandboxes = DockerSandboxes(host=engine.host, dockerfile=str(tmp_path))
+        try:
+            sandbox = await sandboxes.open()
+            return (await sandbox.exec(["sh", "-c", f'cat /told; python3 -c "{NAMES}"'])).stdout
+        finally:
+            await sandboxes.close()
+
+    assert asyncio.run(names()) == "root [0, 10]\nsandbox [0, 10]\n"
+
+
 def test_swe_task_runs_in_its_own_image(engine: Engine, tmp_path: Path) -> None:
     made = REPOSITORIES["us/slug"]
     for path, text in made.files.items():

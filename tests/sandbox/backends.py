@@ -137,6 +137,9 @@ def _need_linux() -> None:
         pytest.skip("local sandboxes need Linux")
 
 
+_OF_LANDLOCK = {
+    "test_code_is_a_user_with_a_name": "what names users is the host's /etc/passwd, which code can't read",
+}
 _OF_THE_TEMPLATE = {"test_open_sets_the_given_limits": "limits are those of E2B's template"}
 _OF_CONTAINERS = {
     "watch files": "the kernel counts watches by user, and a container's is its own",
@@ -177,6 +180,7 @@ BACKENDS = {
                 uid=uid,
                 absolute_work=False,
                 has_sockets=False,
+                differs=_OF_LANDLOCK,
             )
             for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", unprivileged, UNPRIVILEGED))
         ),

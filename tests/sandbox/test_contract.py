@@ -191,6 +191,20 @@ def test_exec_timeout_spares_the_interpreter(box, run):
 
 # Users
 
+WHO = """
+import getpass, grp, os, pwd
+del os.environ["HOME"]
+print(getpass.getuser(), pwd.getpwnam("sandbox").pw_uid == os.getuid(), grp.getgrgid(os.getgid()).gr_name)
+print(os.path.expanduser("~"))
+"""
+
+
+def test_code_is_a_user_with_a_name(box, run, backend):
+    assert run(box.exec(["python3", "-c", WHO])).stdout == "sandbox True sandbox\n/work\n"
+    assert run(box.exec(["whoami"])).stdout == "sandbox\n"
+    if backend.has_users:
+        assert run(box.exec(["whoami"], user="tests")).stdout == "sandbox1\n"
+
 
 def test_calls_of_another_user_are_apart_or_refused(box, run, backend):
     if not backend.has_users:

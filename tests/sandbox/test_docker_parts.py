@@ -12,11 +12,10 @@ import struct
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
 from importlib.machinery import SourcelessFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import pytest
 from hypothesis import given
@@ -27,7 +26,7 @@ from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent.frames import Frames, pack
 from agent_rl.sandboxes.base import Limits
 from agent_rl.sandboxes.client import remote
-from agent_rl.sandboxes.docker import DockerSandboxes, Engine, image
+from agent_rl.sandboxes.docker import DockerSandboxes, image
 from agent_rl.sandboxes.docker.container import (
     EXPIRES,
     OVERHEAD,
@@ -39,7 +38,6 @@ from agent_rl.sandboxes.docker.container import (
     is_orphan,
     labels,
 )
-from agent_rl.sandboxes.docker.loopback import HOSTS, PREFIX, Loopback, collect_hosts
 from agent_rl.sandboxes.docker.seccomp import ALLOWED, seccomp_profile
 from agent_rl.sandboxes.e2b import E2BSandboxes
 from agent_rl.sandboxes.local.seccomp import ADVICE, SYNCS
@@ -189,67 +187,7 @@ def test_write_root_packs_programs_without_packages(tmp_path: Path, monkeypatch:
         assert str(Path(name).parent) in names, "a folder that is not listed gets whatever mode the engine likes"
 
 
-# What a container is made of
-
-
-class Creating:
-    """An engine that sees none of this process's files, or labels its own."""
-
-    host = "unix:///nowhere"
-
-    def __init__(self, *, sees: bool, labels: bool = False) -> None:
-        self.sees, self.labels = sees, labels
-        self.created: list[Mapping[str, Any]] = []
-        self.hosts: list[bytes] = []
-
-    def has_selinux(self) -> bool:
-        return self.labels
-
-    def create(self, image: str, argv: list[str], host_config: Mapping[str, Any], **config: object) -> str:
-        if not self.sees and "Mounts" in host_config:
-            raise SandboxError("bind source path does not exist: /tmp/x")
-        self.created.append({**host_config, **config})
-        self.hosts += [Path(mount["Source"]).read_bytes() for mount in host_config.get("Mounts", ())]
-        return "c1"
-
-
-def created(engine: Creating, *, times: int = 1, runtime: str | None = None, network: str = "none") -> list[bool]:
-    """Return of each container whether it is made without a network of the engine's."""
-    loopback = Loopback(cast(Engine, engine), runtime)
-    for _ in range(times):
-        with loopback.create("image", ["true"], {"NetworkMode": network}, user="1:1") as container:
-            assert container == "c1"
-    assert all(made["NetworkMode"] == network and made["user"] == "1:1" for made in engine.created)
-    return [made.get("network_disabled", False) and "Mounts" in made for made in engine.created]
-
-
-def test_loopback_has_a_file_of_its_own_for_each_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    engine = Creating(sees=True)
-    assert created(engine, times=2) == [True, True]
-    (one,), (other,) = (made["Mounts"] for made in engine.created)
-    assert one["ReadOnly"] and one["Target"] == "/etc/hosts" and one["Source"] != other["Source"]
-    assert engine.hosts == [HOSTS, HOSTS] and not list(tmp_path.iterdir())
-
-
-def test_loopback_uses_the_engines_network_where_needed() -> None:
-    assert created(Creating(sees=False), times=2) == [False, False]
-    assert created(Creating(sees=True, labels=True)) == [False]
-    assert created(Creating(sees=True), runtime="runsc") == [False]
-    assert created(Creating(sees=True), network="container:keeper") == [False]
-    far = Creating(sees=True)
-    far.host = "tcp://127.0.0.1:1"
-    assert created(far) == [False]
-
-
-def test_collect_hosts_removes_old_files_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    old, new = (tmp_path / f"{PREFIX}{name}" for name in ("old", "new"))
-    old.touch()
-    new.touch()
-    os.utime(old, (1, 1))
-    collect_hosts()
-    assert list(tmp_path.iterdir()) == [new]
+# The agent in it
 
 
 @pytest.mark.parametrize("magic", [importlib.util.MAGIC_NUMBER, b"none"])

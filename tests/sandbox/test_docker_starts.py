@@ -71,6 +71,7 @@ def sandboxes(engine: Starting, monkeypatch: pytest.MonkeyPatch) -> DockerSandbo
     fake = {
         "is_podman": lambda: False,
         "has_selinux": lambda: False,
+        "image_files": lambda image, paths, labels: dict.fromkeys(paths, b""),
         "labelled": lambda label: {},
         "create": lambda *a, **k: "c1",
         "start": engine.stream,
