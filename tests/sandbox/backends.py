@@ -26,7 +26,10 @@ DEFAULT = "jail"
 """The backend of the ordinary suite: the users' default."""
 SUITES = tuple(
     f"tests/sandbox/test_{name}.py"
-    for name in ("contract", "contract_files", "processes", "terminal", "earlier_inputs", "attacks", "endings")
+    for name in (
+        *("contract", "contract_files", "processes", "hostile_processes", "terminal", "earlier_inputs", "attacks"),
+        "endings",
+    )
 )
 """The files that are run on a backend with a server, too."""
 UNPRIVILEGED = 65534
@@ -53,8 +56,6 @@ class Backend:
     """Whether the kernel refuses its primitives, tried without code of ours: only then may it be missing."""
     uid: int | None = None
     """The user whose processes the sandbox's code could signal; None: ours."""
-    absolute_work: bool = True
-    """Whether the code's folder is at `WORK`, and /tmp its own."""
     has_sockets: bool = True
     """Whether code has sockets, in a network of its own."""
     has_users: bool = False
@@ -145,6 +146,7 @@ _OF_CONTAINERS = {
     "watch files": "the kernel counts watches by user, and a container's is its own",
     "hold more of the user's pages of pipes": "the kernel counts them by user, too",
     "lease a file": "code owns no files but those of its container",
+    "open many terminals": "they are of a file system of its own, which the engine gives no bound; SECURITY.md says so",
     **dict.fromkeys(
         (
             "read its disk past its memory",
@@ -178,7 +180,6 @@ BACKENDS = {
                 partial(make, "landlock"),
                 lambda: _refused("landlock"),
                 uid=uid,
-                absolute_work=False,
                 has_sockets=False,
                 differs=_OF_LANDLOCK,
             )
