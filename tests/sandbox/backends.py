@@ -28,7 +28,7 @@ SUITES = tuple(
     f"tests/sandbox/test_{name}.py"
     for name in (
         *("contract", "contract_files", "processes", "hostile_processes", "terminal", "earlier_inputs", "attacks"),
-        "endings",
+        *("endings", "grading"),
     )
 )
 """The files that are run on a backend with a server, too."""
