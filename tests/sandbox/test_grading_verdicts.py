@@ -130,8 +130,8 @@ def test_grade_leaves_out_the_wait_for_a_processor(
     monkeypatch.setattr(grading, "_turns", WeakKeyDictionary())
     monkeypatch.setattr(grading, "RESERVE", 0.25)
     slow = f"import time\ntime.sleep(0.1)\n{RIGHT}"
-    verdicts = runner.run(graded_by_rewards(slow, 2.0, 6, sandboxes))  # 2.4 s of sleep, one at a time
-    assert [verdict.share for verdict in verdicts] == [1.0] * 6
+    verdicts = runner.run(graded_by_rewards(slow, 4.0, 12, sandboxes))  # 4.8 s of sleep, one at a time
+    assert [verdict.share for verdict in verdicts] == [1.0] * 12
 
 
 def test_grade_on_a_slow_host_fails_no_tests(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
