@@ -1,9 +1,9 @@
 """All files of a sandbox's folders as one stream, packed and unpacked by processes as confined as foreign code.
 
 The stream is a tar archive under zlib: regular files, folders, links of both kinds, with modes and times. Both ends
-hold it for hostile. Packing ends at limits, of the stream and of what it would unpack to; unpacking refuses names
-outside its folders, writes through no link, since it makes those last, and keeps the limits again. The host only keeps
-the bytes.
+hold it for hostile. Packing ends at limits, of the stream and of what it would unpack to; unpacking makes nothing but
+in folders that it has made, and links to names last, so that it goes through none, and keeps the limits again. The host
+only keeps the bytes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def unpack(folders: Roots) -> None:
     try:
         with tarfile.open(fileobj=_Unpacking(), mode="r|", encoding="utf-8", errors="surrogateescape") as archive:  # type: ignore[call-overload]
             _Members(folders).extract_all(archive)
-    except (tarfile.TarError, zlib.error, ValueError) as error:
+    except (tarfile.TarError, zlib.error, ValueError, OverflowError, RecursionError) as error:
         raise NotAFileError(f"no packed files: {error}") from None
 
 
@@ -172,7 +172,8 @@ class _Members:
     """Makes the members of an archive, none of them outside the folders."""
 
     def __init__(self, folders: Roots) -> None:
-        self._folders = folders
+        self._folders = dict(folders)
+        """Where each folder is, by its name."""
         self._files: dict[str, str] = {}
         """Where each regular file is, by its name."""
         self._below: list[tuple[str, tarfile.TarInfo]] = []
@@ -181,7 +182,7 @@ class _Members:
     def extract_all(self, archive: tarfile.TarFile) -> None:
         size = 0
         for count, member in enumerate(archive, 1):
-            size += member.size
+            size += max(0, member.size)
             if count > MAX_MEMBERS or size > MAX_UNPACKED:
                 raise NotAFileError(f"there are more than {MAX_MEMBERS} packed files, or {MAX_UNPACKED} bytes of them")
             self._extract(archive, member, self._locate(member.name))
@@ -192,14 +193,15 @@ class _Members:
             _finish(path, member)
 
     def _locate(self, name: str) -> str:
-        root, *parts = name.split("/")
-        if root not in self._folders or not parts or any(part in ("", ".", "..") for part in parts):
-            raise NotAFileError(f"{name!r:.200} is no name of a packed file")
-        return "/".join((self._folders[root], *parts))
+        above, _, last = name.rpartition("/")
+        if above not in self._folders or last in ("", ".", ".."):
+            raise NotAFileError(f"{name!r:.200} is no name in a packed folder")
+        return f"{self._folders[above]}/{last}"
 
     def _extract(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
         if member.isdir():
             os.mkdir(path, (member.mode & _PERMISSIONS) | stat.S_IRWXU)  # noqa: PTH102
+            self._folders[member.name] = path
             self._below.append((path, member))
         elif member.issym():
             self._links.append((path, member))

@@ -241,6 +241,7 @@ HOSTILE = {
     "absolute": archive(("/tmp/escaped", REG, "", b"x")),
     "root": archive(("etc/escaped", REG, "", b"x")),
     "through a link": archive(("work/out", SYM, "/tmp", b""), ("work/out/escaped", REG, "", b"x")),
+    "a link through a link": archive(("work/out", SYM, "/tmp", b""), ("work/out/escaped", SYM, "x", b"")),
     "over a link": archive(("work/out", SYM, "/tmp/escaped", b""), ("work/out", REG, "", b"x")),
     "link to a host's file": archive(("work/stolen", LNK, "/etc/passwd", b"")),
     "link up": archive(("work/stolen", LNK, "work/../../etc/passwd", b"")),
@@ -285,13 +286,22 @@ def bomb(members: int, size: int) -> bytes:
     return packed + packer.compress(b"\0" * 1024) + packer.flush()
 
 
+def holes(size: int) -> bytes:
+    """A snapshot of a file of so many bytes, none of which is there, and a folder of as many less than none."""
+    folder, file = tarfile.TarInfo("work/a"), tarfile.TarInfo("work/b")
+    folder.type, folder.pax_headers = tarfile.DIRTYPE, {"size": str(-size)}
+    file.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(size)}
+    return zlib.compress(folder.tobuf() + file.tobuf() + bytes(1024))
+
+
 @pytest.mark.parametrize(
     "packed",
     [
         bomb(1, 2 * workplace.MAX_UNPACKED),
         pytest.param(bomb(129, 1 << 20), marks=pytest.mark.sandbox),
+        holes(1 << 60),
     ],
-    ids=["one large", "many"],
+    ids=["one large", "many", "holes"],
 )
 def test_restore_bounds_what_an_archive_unpacks_to(packed, other, run):
     assert len(packed) < 1 << 18
