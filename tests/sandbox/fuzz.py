@@ -17,7 +17,6 @@ import struct
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 from agent_rl.errors import AgentRLError
 from agent_rl.sandboxes.agent.frames import MAX_ANSWER_HEAD, FrameError, Frames, Head, pack
@@ -28,72 +27,12 @@ from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.process import ProcessError
 from tests.sandbox.backends import LIMITS
+from tests.sandbox.mutations import VALUES, mutated, path
 
 SLOW = 0.05
 """Seconds of the loop's processor time that no case may take, the least of three attempts."""
 DECLARED = (AgentRLError, FileAccessError, ProcessError)
-VALUES: tuple[Any, ...] = (None, True, -1, 0, 1, 2**31, 2**63, 2**64, 1e308, float("nan"), float("inf"), "", "x" * 99)
-VALUES += ([], {}, [[]], [-1], [2**40], ["x"], {"id": 1}, "\ud800", "\x1b[2J", "9" * 5000, [0] * 999, "\0")
-TOKENS = (
-    b"{",
-    b"}",
-    b"[" * 99,
-    b"]",
-    b'"',
-    b"\\",
-    b"\\ud800",
-    b"\0",
-    b"\xff",
-    b"NaN",
-    b"-1",
-    b"1e999",
-    b"9" * 5000,
-    b",",
-)
-LENGTHS = (0, 1, 7, 255, 65535, 65536, 65537, 2**26, 2**31 - 1, 2**31, 2**32 - 1)
-PARTS = ("a", "..", ".", "", "/", "~", "*", "\n", "\t", " ", "\x1b[31m", "\udcff", "\ud800", "\u202e", "é", "x" * 255)
-PARTS += (
-    "x" * 256,
-    "proc",
-    "self",
-    "fd",
-    "0",
-    "1",
-    "3",
-    "mem",
-    "root",
-    "dev",
-    "stdin",
-    "work",
-    "tmp",
-    "-rf",
-    "--",
-    "\\",
-)
 Finding = AsyncIterator[str]
-
-
-def mutated(draw: random.Random, data: bytes) -> bytes:
-    """Return bytes with up to four mistakes in them."""
-    found = bytearray(data)
-    for _ in range(draw.randrange(5)):
-        at, kind = draw.randrange(len(found) + 1), draw.randrange(7)
-        end = min(len(found), at + draw.choice((1, 2, 9, 99)))
-        if kind == 0 and at < len(found):
-            found[at] ^= 1 << draw.randrange(8)
-        elif kind == 1:
-            del found[at:end]
-        elif kind == 2:
-            found[at:at] = found[at:end] * draw.choice((1, 2, 50))
-        elif kind == 3:
-            found[at:at] = draw.choice(TOKENS)
-        elif kind == 4:
-            del found[at:]
-        elif kind == 5:
-            found[at:end] = draw.randbytes(end - at)
-        elif len(found) >= 8:
-            struct.pack_into(">I", found, draw.choice((0, 4)), draw.choice(LENGTHS))
-    return bytes(found)
 
 
 def answer(draw: random.Random, call: object) -> bytes:
@@ -107,13 +46,6 @@ def answer(draw: random.Random, call: object) -> bytes:
         head.pop(draw.choice(list(head)))
     packed = pack(head, body)
     return packed if draw.random() < 0.4 else mutated(draw, packed)
-
-
-def path(draw: random.Random) -> str:
-    """Return a path that nobody would give."""
-    return draw.choice(("/", "")).join(
-        draw.choice(PARTS) + draw.choice(("/", "", "")) for _ in range(draw.randrange(9))
-    )
 
 
 async def fuzz_frames(draw: random.Random, cases: int) -> Finding:
