@@ -14,6 +14,9 @@ from agent_rl.core.sandbox_loss import Cause, SandboxLoss, loss_told_by
 from agent_rl.remote import wire
 from agent_rl.remote.playing import EnvLease
 from agent_rl.remote.server import Server
+from agent_rl.sandboxes.remote import packing
+from agent_rl.sandboxes.remote import wire as sandbox_wire
+from agent_rl.sandboxes.snapshot import Call, Snapshot
 from agent_rl.seeds import RngState, Stream, rng
 from agent_rl.serving import frames
 from agent_rl.serving.host import ServerSettings, problem
@@ -169,6 +172,25 @@ def test_frames_have_a_limit_and_a_form(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(frames, "MAX_BYTES", 100)
     with pytest.raises(ar.RemoteError, match="too large: at most 100"):
         frames.dump(frame)
+
+
+@pytest.mark.parametrize("name", ["\0", "\ud800", "", "a b"])
+def test_problems_of_impossible_classes_are_raised_as_others(name: str) -> None:
+    error = frames.Problem(type=name, message="why", kind="OSError").error()
+    assert isinstance(error, OSError) and str(error) == "why"
+
+
+def test_surrogates_of_snapshots_survive_the_wire() -> None:
+    snapshot = Snapshot(b"x", (Call("write_file", {"path": "\udcff", "data": b""}, ""),))
+    frame = sandbox_wire.Restore(op="restore", call=1, lease="a", snapshot=packing.pack_snapshot(snapshot))
+    sent = sandbox_wire.load_request(frames.dump(frame))
+    assert isinstance(sent, sandbox_wire.Restore) and packing.unpack_snapshot(sent.snapshot) == snapshot
+
+
+@pytest.mark.parametrize("counts", [b'"capacity":0', b'"capacity":-1', b'"taken":-1'])
+def test_replies_of_no_places_are_refused(counts: bytes) -> None:
+    with pytest.raises(ar.RemoteError, match="can't be read"):
+        sandbox_wire.load_reply(b'{"call":1,%s}' % counts)
 
 
 class SlowUser:

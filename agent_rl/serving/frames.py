@@ -80,7 +80,8 @@ class Problem(Frame):
                 if str(same) == self.message:
                     return same
         members = {"__init__": lambda error: None, "__str__": lambda error: self.message, "loss": self.loss}
-        return cast(Exception, type(self.type, (base,), members)())
+        name = self.type if self.type.isidentifier() else base.__name__
+        return cast(Exception, type(name, (base,), members)())
 
 
 class Reply(Frame):
@@ -88,6 +89,17 @@ class Reply(Frame):
 
     call: int
     error: Problem | None = None
+
+
+def part(found: F | None) -> F:
+    """Return what a reply should have.
+
+    Raises:
+        RemoteError: if the server has left it out.
+    """
+    if found is None:
+        raise RemoteError("the server answered without what was asked for")
+    return found
 
 
 def _known_class(name: str) -> type[Exception]:
@@ -167,6 +179,8 @@ def _json(frame: Frame) -> bytes:
 
 def _with_strings(value: F, change: Callable[[str], str]) -> F:
     """Return the same frame with all of its strings changed, at any depth."""
+    if isinstance(value, list | tuple):
+        return type(value)(_with_strings(item, change) for item in value)
     if not isinstance(value, BaseModel):
         return with_strings(value, change)
     changed = {name: _with_strings(getattr(value, name), change) for name in type(value).model_fields}

@@ -224,9 +224,9 @@ class Reply(frames.Reply):
 
     error: Problem | None = None
     capabilities: dict[Guarantee, str | None] | None = None
-    taken: int | None = None
+    taken: int | None = Field(None, ge=0)
     """Of the server's places, now."""
-    capacity: int | None = None
+    capacity: int | None = Field(None, gt=0)
     executed: ExecResult | None = None
     ran: PythonResult | None = None
     out: bytes = b""
