@@ -32,6 +32,7 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.remote import wire
 from agent_rl.remote.wire import Reply, Request
 from agent_rl.seeds import RngState
+from agent_rl.serving.frames import part
 from agent_rl.serving.link import Connection, Link, next_call
 from agent_rl.store.codec import dump_line
 
@@ -51,8 +52,7 @@ def remote_spec(id: str) -> EnvSpec:
     if parts.scheme not in ("http", "https") or not parts.netloc or not name:
         raise ConfigError(f"'{id}' is no address of an environment: write http://HOST:PORT/NAME-v0")
     url = f"{parts.scheme}://{parts.netloc}"
-    described = connection(url).wait(wire.Describe(op="describe", call=next_call(), env=name)).described
-    assert described is not None
+    described = part(connection(url).wait(wire.Describe(op="describe", call=next_call(), env=name)).described)
     namespace, own, version = parse_id(described.id)
     cls = _class(url, described)
     at = f"{url}/{namespace}" if namespace else url
@@ -100,16 +100,15 @@ class RemoteEnv(Env):
         opening = wire.Open(op="open", call=next_call(), lease=lease, env=self.described.id, env_args=self._args)
         await wait_uncounted(self._ask(opening))
         reply = await self._ask(wire.Reset(op="reset", call=next_call(), lease=lease, task=task, rng=random))
-        assert reply.opened is not None
-        self._tools, self._state = reply.opened.tools, reply.state
-        return reply.opened.observation
+        opened = part(reply.opened)
+        self._tools, self._state = opened.tools, reply.state
+        return opened.observation
 
     async def step(self, action: Message) -> Step:
         """Take the step there."""
         reply = await self._ask(wire.Act(op="step", call=next_call(), lease=self._lease, action=action))
-        assert reply.step is not None
         self._state = reply.state
-        return reply.step
+        return part(reply.step)
 
     async def score(
         self, episode: Episode, seconds: float | None = None, judgements: list[Judgement] | None = None
@@ -120,7 +119,7 @@ class RemoteEnv(Env):
         reply = await self._ask(request)
         if judgements is not None:
             judgements += reply.judgements
-        return reply.rewards or ()
+        return part(reply.rewards)
 
     async def close(self) -> None:
         """Give the lease back; nothing is left to do where the server is gone."""
@@ -195,7 +194,7 @@ def _group_reward(name: str) -> GroupRewardMethod:
         request = wire.Compare(
             op="compare", call=next_call(), env=env, env_args=args, reward=name, group=group.id, episodes=lines
         )
-        return (await server.run(await server.link(), request)).values or []
+        return part((await server.run(await server.link(), request)).values)
 
     return compare
 
@@ -229,7 +228,7 @@ class RemoteTasks(TaskSource):
         if key not in self._pages:
             start, count = page * wire.MAX_TASKS, wire.MAX_TASKS
             request = wire.Tasks(op="tasks", call=next_call(), env=self._env.id, split=split, start=start, count=count)
-            self._pages[key] = connection(self._url).wait(request).tasks or []
+            self._pages[key] = part(connection(self._url).wait(request).tasks)
             if len(self._pages) > _MOST_PAGES:
                 self._pages.popitem(last=False)
         return self._pages[key][place]

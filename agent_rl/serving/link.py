@@ -100,7 +100,7 @@ class Connection(Generic[R]):
 
     async def _connect(self) -> Link[R]:
         from websockets.asyncio.client import connect
-        from websockets.exceptions import InvalidHandshake, InvalidStatus
+        from websockets.exceptions import InvalidStatus, WebSocketException
 
         failure: Exception | None = None
         token = os.environ.get(TOKEN, "") if self._token is None else self._token
@@ -129,10 +129,10 @@ class Connection(Generic[R]):
             except ssl.SSLCertVerificationError as error:
                 why = f"{self.url} has a certificate that nobody here vouches for: {error.verify_message}"
                 raise ConfigError(f"{why}; name its PEM file (ca, or SSL_CERT_FILE)") from None
-            except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
+            except (OSError, TimeoutError, WebSocketException, EOFError, ValueError) as error:  # the last: a redirect's
                 failure = error
         why, hint = str(failure) or type(failure).__name__, ""
-        if isinstance(failure, ConnectionResetError | ssl.SSLError | InvalidHandshake | EOFError):
+        if isinstance(failure, ConnectionResetError | ssl.SSLError | WebSocketException | EOFError):
             hint = f", at {'http:// without' if self._tls else 'https:// with'} TLS"
         raise RemoteError(f"no server answers at {self.url} ({why}): {self._started_by} starts one{hint}")
 
@@ -142,11 +142,16 @@ class Link(Generic[R]):
 
     def __init__(self, connection: Connection[R], socket: ClientConnection, load: Callable[[str | bytes], R]) -> None:
         self.connection = connection
-        self.lost = False
+        self._has_ended = False
         self._why = ""
         self._socket, self._load = socket, load
         self._waiting: dict[int, asyncio.Future[R]] = {}
         self._reading = asyncio.create_task(self._read())
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing can be asked on it any more, which is known before it has ended."""
+        return self._has_ended or self._socket.transport.is_closing()
 
     async def ask(self, request: Request, hear: Callable[[R], None] | None = None) -> R:
         """Send a request and return the reply, which `hear` is told first, whatever it says.
@@ -157,7 +162,7 @@ class Link(Generic[R]):
         from websockets.exceptions import ConnectionClosed
 
         data = dump(request)
-        if self.lost or self._socket.transport.is_closing():
+        if self.lost:
             raise self._loss()
         waiting: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting[request.call] = waiting
@@ -191,7 +196,7 @@ class Link(Generic[R]):
         except (ConnectionClosed, RemoteError) as error:
             self._why = str(error)
         finally:
-            self.lost = True
+            self._has_ended = True
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(self._loss())

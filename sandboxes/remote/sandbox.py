@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_rl.concurrency import LoopLock
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
@@ -30,11 +30,13 @@ from agent_rl.sandboxes.process import MAX_LOG, MAX_READ, READ_TIMEOUT, Launch, 
 from agent_rl.sandboxes.remote import packing, wire
 from agent_rl.sandboxes.remote.wire import Reply
 from agent_rl.sandboxes.snapshot import Snapshot
-from agent_rl.serving.frames import FrameSizeError
+from agent_rl.serving.frames import FrameSizeError, part
 from agent_rl.serving.link import Link, next_call
 
 PIECE = 1024 * 1024
 """Bytes of a stream that one request writes."""
+T = TypeVar("T")
+R = TypeVar("R", ExecResult, PythonResult)
 
 
 class RemoteSandbox(Sandbox):
@@ -69,8 +71,7 @@ class RemoteSandbox(Sandbox):
         """Run a command to its end."""
         _check_size("input", command.input)
         reply = await self.ask(wire.RunCommand(op="run_command", call=next_call(), lease=self._lease, command=command))
-        assert reply.executed is not None
-        return replace(reply.executed, stdout=packing.unpack_text(reply.out), stderr=packing.unpack_text(reply.err))
+        return _with_texts(self.part(reply.executed), reply)
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
@@ -83,15 +84,14 @@ class RemoteSandbox(Sandbox):
             op="run_python", call=next_call(), lease=self._lease, code=source, timeout=timeout, max_output=max_output
         )
         reply = await self.ask(request)
-        assert reply.ran is not None
-        return replace(reply.ran, stdout=packing.unpack_text(reply.out), stderr=packing.unpack_text(reply.err))
+        return _with_texts(self.part(reply.ran), reply)
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
         """Return a regular file's bytes."""
         if not 0 <= max_bytes <= MAX_FILE:
             raise ConfigError(f"max_bytes={max_bytes}; give 0 to {MAX_FILE}")
         request = wire.ReadFile(op="read_file", call=next_call(), lease=self._lease, path=path, max_bytes=max_bytes)
-        return (await self.ask(request)).data or b""
+        return self.part((await self.ask(request)).data)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, and the folders above it."""
@@ -102,8 +102,7 @@ class RemoteSandbox(Sandbox):
     async def snapshot(self) -> Snapshot:
         """Return its files, and what brings its interpreter back."""
         reply = await self.ask(wire.TakeSnapshot(op="snapshot", call=next_call(), lease=self._lease))
-        assert reply.snapshot is not None
-        return packing.unpack_snapshot(reply.snapshot)
+        return packing.unpack_snapshot(self.part(reply.snapshot))
 
     async def restore(self, snapshot: Snapshot) -> str | None:
         """Bring another sandbox's files and variables into this one."""
@@ -114,12 +113,12 @@ class RemoteSandbox(Sandbox):
     async def start_process(self, launch: Launch) -> Process:
         """Start a process that outlives the call."""
         reply = await self.ask(wire.Start(op="start", call=next_call(), lease=self._lease, launch=launch))
-        return RemoteProcess(self, _handle(reply))
+        return RemoteProcess(self, self.part(reply.handle))
 
     async def open_stream(self, address: int | str, timeout: float) -> Stream:
         """Connect to a server in the sandbox."""
         request = wire.Connect(op="connect", call=next_call(), lease=self._lease, address=address, timeout=timeout)
-        return RemoteStream(self, _handle(await self.ask(request)))
+        return RemoteStream(self, self.part((await self.ask(request)).handle))
 
     async def close(self) -> None:
         """End everything in it and give back the lease; nothing is left to do where the server is gone."""
@@ -128,7 +127,7 @@ class RemoteSandbox(Sandbox):
         self._is_closed = True
         self._abandon.detach()
         with contextlib.suppress(RemoteError):
-            self._told(await asyncio.shield(asyncio.wrap_future(_end(self._link, self._lease))))
+            self._told(await asyncio.shield(_awaitable(_end(self._link, self._lease))))
 
     @property
     def lease(self) -> str:
@@ -167,9 +166,23 @@ class RemoteSandbox(Sandbox):
         except FrameSizeError as error:
             raise ConfigError(str(error)) from None
         except RemoteError as error:
-            cause = Cause.CLOSED if self._is_closed else Cause.BACKEND_GONE
-            self._loss = SandboxLoss(cause, str(error))
-            raise SandboxError(f"the sandbox was lost: {error}", self._loss) from error
+            raise self._lose(error) from error
+
+    def part(self, found: T | None) -> T:
+        """Return what a reply should have.
+
+        Raises:
+            SandboxError: if the server has left it out.
+        """
+        try:
+            return part(found)
+        except RemoteError as error:
+            raise self._lose(error) from None
+
+    def _lose(self, error: RemoteError) -> SandboxError:
+        cause = Cause.CLOSED if self._is_closed else Cause.BACKEND_GONE
+        self._loss = SandboxLoss(cause, str(error))
+        return SandboxError(f"the sandbox was lost: {error}", self._loss)
 
     def _hear(self, reply: Reply) -> None:
         self._loss = reply.loss or self._loss
@@ -228,7 +241,7 @@ class RemoteStream(Stream):
         if self._read is None:
             request = wire.Read(op="read", **self._named(), max_bytes=max_bytes, timeout=timeout)
             self._read = self._sandbox.begin(request)
-        answer = asyncio.wrap_future(self._read)
+        answer = _awaitable(self._read)
         if not is_new:
             await asyncio.wait([answer], timeout=timeout)
             if not answer.done():
@@ -241,8 +254,7 @@ class RemoteStream(Stream):
             self._read = None
             raise
         self._read = None
-        assert reply.output is not None
-        self._left = reply.output
+        self._left = self._sandbox.part(reply.output)
         return True
 
     def _named(self) -> dict[str, Any]:
@@ -257,8 +269,7 @@ class RemoteProcess(RemoteStream, Process):
         if not 0 <= max_bytes <= MAX_LOG:
             raise ConfigError(f"max_bytes={max_bytes}; give 0 to {MAX_LOG}")
         reply = await self._sandbox.ask(wire.ReadLogs(op="logs", **self._named(), max_bytes=max_bytes))
-        assert reply.logs is not None
-        return reply.logs
+        return self._sandbox.part(reply.logs)
 
     async def wait(self, *, timeout: float = READ_TIMEOUT) -> int | None:
         """Return how it ended; None if it still runs after the time."""
@@ -286,9 +297,16 @@ def _end(link: Link[Reply], lease: str) -> Future[Reply]:
     return link.connection.begin(link, wire.Close(op="close", call=next_call(), lease=lease))
 
 
-def _handle(reply: Reply) -> int:
-    assert reply.handle is not None
-    return reply.handle
+def _awaitable(begun: Future[Reply]) -> asyncio.Future[Reply]:
+    """Return what awaits a reply, and lets asyncio not complain of a failure after its caller was cancelled."""
+    answer = asyncio.wrap_future(begun)
+    answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return answer
+
+
+def _with_texts(result: R, reply: Reply) -> R:
+    """Return a result with the outputs that came beside it."""
+    return replace(result, stdout=packing.unpack_text(reply.out), stderr=packing.unpack_text(reply.err))
 
 
 def _check_size(what: str, data: bytes) -> None:

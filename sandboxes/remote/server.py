@@ -92,16 +92,17 @@ class SandboxServer(Host[SandboxLease]):
                     await self.release(found)
             case _:
                 lease = self._find(owner, asked.lease)
-                assert lease.sandbox is not None
+                if (sandbox := lease.sandbox) is None:
+                    raise RemoteError("the lease waits for its sandbox: use it once it is open")
                 with self.leases.working(lease):
                     try:
                         if isinstance(asked, wire.OfStream):
                             reply = await self._ask_stream(lease, asked)
                         else:
-                            reply = await self._ask_sandbox(lease, lease.sandbox, asked)
+                            reply = await self._ask_sandbox(lease, sandbox, asked)
                     except Exception as error:
                         reply = self.failure(asked.call, error)
-                return reply.model_copy(update={"loss": lease.sandbox.loss})
+                return reply.model_copy(update={"loss": sandbox.loss})
         return Reply(call=asked.call, **self._places())
 
     def _places(self) -> dict[str, int]:
