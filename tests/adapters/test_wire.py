@@ -1,4 +1,4 @@
-"""What none would say, between a server of sandboxes and its clients."""
+"""What none would say, between a server of sandboxes and its clients: drawn at random, and such as was found so."""
 
 from __future__ import annotations
 
@@ -18,9 +18,31 @@ from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.remote.client import remote_spec
 from agent_rl.sandboxes.remote import RemoteSandboxes, wire
 from agent_rl.sandboxes.remote.sandbox import RemoteSandbox
+from agent_rl.sandboxes.remote.server import SandboxServer
 from agent_rl.testing import FakeSandbox, FakeSandboxes
 from tests.adapters.sandbox_servers import in_thread, served
 from tests.adapters.wire_frames import REQUESTS
+from tests.sandbox.test_fuzz import findings
+
+
+def test_fuzz_finds_nothing_on_the_wire() -> None:
+    assert asyncio.run(findings("wire")) == []
+
+
+@pytest.mark.parametrize(
+    ("trusting", "method", "fault", "found"),
+    [
+        (SandboxServer, "_find", lambda server, owner, name: owner.leases[name], "KeyError"),
+        (SandboxServer, "clear", lambda server, lease: asyncio.sleep(0), "a sandbox is open"),
+        (RemoteSandbox, "part", lambda box, found: found, "TypeError"),
+    ],
+)
+def test_fuzz_finds_servers_and_clients_that_trust(
+    trusting: type, method: str, fault: Callable[..., object], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trusting, method, fault)
+    assert any(found in finding for finding in asyncio.run(findings("wire")))
+
 
 Answer = Callable[[ServerConnection, dict[str, object]], Awaitable[None]]
 
