@@ -107,7 +107,7 @@ def unpack(folders: Roots) -> None:
     try:
         with tarfile.open(fileobj=_Unpacking(), mode="r|", encoding="utf-8", errors="surrogateescape") as archive:  # type: ignore[call-overload]
             _Members(folders).extract_all(archive)
-    except (tarfile.TarError, zlib.error, ValueError, OverflowError, RecursionError) as error:
+    except (tarfile.TarError, zlib.error, ValueError, OverflowError, IndexError, RecursionError) as error:
         raise NotAFileError(f"no packed files: {error}") from None
 
 
@@ -154,8 +154,11 @@ class _Unpacking:
     def __init__(self) -> None:
         self._decompressor = zlib.decompressobj()
         self._total = 0
+        self._has_ended = False
 
     def read(self, size: int) -> bytes:
+        if self._has_ended:  # tarfile would go on for all that a header says
+            raise NotAFileError("the packed files are cut off")
         found = b""
         while len(found) < size and not self._decompressor.eof:
             data = self._decompressor.unconsumed_tail or os.read(0, CHUNK)
@@ -165,6 +168,7 @@ class _Unpacking:
         self._total += len(found)
         if self._total > MAX_UNPACKED:
             raise NotAFileError(f"the packed files have more than {MAX_UNPACKED} bytes")
+        self._has_ended = not found
         return found
 
 

@@ -310,6 +310,14 @@ def test_restore_bounds_what_an_archive_unpacks_to(packed, other, run):
     assert run(other.exec(["echo", "alive"])).stdout == "alive\n"
 
 
+def test_restore_ends_with_an_archive_that_says_more(other, run):
+    file = tarfile.TarInfo("work/a")
+    file.size = 1 << 60
+    empty = tarfile.TarInfo.create_pax_global_header({"GNU.sparse.realsize": "0"})
+    with pytest.raises(FileAccessError, match="cut off"):
+        run(other.restore(Snapshot(zlib.compress(empty + file.tobuf(tarfile.GNU_FORMAT)))))
+
+
 def test_bomb_twin_fits_where_it_is_not_too_large(other, run):
     assert run(other.restore(Snapshot(bomb(1, 1 << 20)))) is None
     assert run(other.exec(["sh", "-c", "wc -c < 0"])).stdout.strip() == str(1 << 20)
