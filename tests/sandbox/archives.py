@@ -25,6 +25,8 @@ from tests.sandbox.mutations import PARTS, mutated
 
 CHILD = "from tests.sandbox import archives; archives.main()"
 """What the process runs."""
+OUTSIDE = "/proc/self/cwd/../.."
+"""The folder above those that are unpacked into, from where `workplace` works then: the same text in every run."""
 MAX_UNPACKED, MAX_MEMBERS, MAX_PACKED = 1 << 18, 40, 1 << 16
 PATIENCE = 3.0
 """Seconds of processor time that no archive may take."""
@@ -188,6 +190,7 @@ def main() -> None:
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, _be_late)
     says, parent = os.dup(1), os.getppid()
+    os.umask(0)
     for fd in (0, 1):
         os.dup2(os.memfd_create("fuzz"), fd)
     bench, draw = _Bench(folder), random.Random(int(seed))
@@ -195,7 +198,7 @@ def main() -> None:
     for case in range(int(cases)):
         if os.getppid() != parent:  # which was killed
             return
-        for finding in bench.tried(drawn(draw, honest, folder)):
+        for finding in bench.tried(drawn(draw, honest, OUTSIDE)):
             write_all(says, f"{json.dumps(f'case {case}: {finding}'[:2000])}\n".encode())
 
 
