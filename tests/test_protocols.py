@@ -12,6 +12,7 @@ import agent_rl as ar
 from agent_rl.envs.adapters.harbor import MAX_REWARD, _number_of_json
 from agent_rl.envs.quiz import one_call
 from agent_rl.policy import Scripted
+from tests.sandbox.backends import BACKENDS, readable_python
 
 
 class Coin:
@@ -292,6 +293,23 @@ def test_harbor_tests_run_in_a_fresh_sandbox(tmp_path: Path, more: str, *, is_fr
     ar.register(name)(type("Fresh", (ar.from_harbor(tmp_path),), {}))
     (episode,) = ar.run(name, Scripted(work), env_args={"sandbox": "local"})
     assert episode.reward == (1.0 if is_fresh else 0.5), episode.error
+
+
+@pytest.mark.sandbox
+def test_harbor_tests_run_in_the_folder_of_the_files(tmp_path: Path) -> None:
+    if BACKENDS["landlock"].refused():
+        pytest.skip("the kernel has no Landlock")
+    look = 'if test "$(cat place)" = "$PWD"; then good=0.5; fi; echo $good > "$LOGS_DIR/verifier/reward.txt"'
+    harbor_task(tmp_path, end=look)
+
+    def work(env: ar.Env, seed: int) -> ar.Script:
+        yield one_call("shell", command="pwd > place")
+        yield "done"
+
+    ar.register("protocols-test/place-v0")(type("Place", (ar.from_harbor(tmp_path),), {}))
+    tier = {"tier": "landlock", "python": readable_python()}
+    (episode,) = ar.run("protocols-test/place-v0", Scripted(work), env_args={"sandbox": "local", "sandbox_args": tier})
+    assert episode.reward == 0.5, episode.error
 
 
 def cheat(env: ar.Env, seed: int) -> ar.Script:

@@ -119,27 +119,24 @@ class HarborEnv(SandboxedEnv):
         """What the task's tests wrote, 0 if nothing; terminal-bench's say it by exit status and pytest's summary."""
         if not self.keeps_jobs:
             await self.terminal.close()
-        fresh = None if self.keeps_jobs or self._has_services else await self._fork()
-        if fresh is None:
+        if self.keeps_jobs or self._has_services or (fresh := await self._fork()) is None:
             return await self._grade(self.sandbox)
         try:
-            return await self._grade(fresh)
+            place, other = [(await each.exec(["pwd"])).stdout for each in (self.sandbox, fresh)]
+            # files may name the folder that they were in, as virtual environments do
+            return await self._grade(fresh if place == other else self.sandbox)
         finally:
             await fresh.close()
 
     async def _fork(self) -> Sandbox | None:
-        """Return a fresh sandbox with the files that the policy left, in the same place; None if that can't be."""
+        """Return a fresh sandbox with the files that the policy left; None if they can't be had."""
         name = type(self).__name__
         try:
             fresh, _ = await self.sandbox.fork(self._backend, owner=name, limits=self.limits, lifetime=self.lifetime)
         except (NotImplementedError, FileAccessError) as error:
             _log.info("%s: the tests run where the policy worked: %s", name, error)
             return None
-        places = [(await each.exec(["pwd"])).stdout for each in (self.sandbox, fresh)]
-        if places[0] == places[1]:
-            return fresh
-        await fresh.close()  # files may name the folder that they were in, as virtual environments do
-        return None
+        return fresh
 
     async def _grade(self, sandbox: Sandbox) -> float:
         """Run the tests in a sandbox that has the policy's files; return the reward."""
