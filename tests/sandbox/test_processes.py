@@ -31,6 +31,7 @@ while True:
     client.close()
 """
 BEAT = "while :; do echo . >>{name}; sleep 0.01; done"
+UNTIL_LEFT = " & until test -s left; do sleep 0.01; done"
 DAEMON = f"""
 import os
 if os.fork() == 0:
@@ -94,7 +95,7 @@ def test_process_and_its_daemons_outlive_a_command(box, run):
     async def main() -> None:
         process = await box.start(["python3", "-c", DAEMON])
         await box.run_python("while True: pass", timeout=0.3)
-        await box.exec(["sh", "-c", BEAT.format(name="left") + " & sleep 0.1"])
+        await box.exec(["sh", "-c", BEAT.format(name="left") + UNTIL_LEFT])
         assert [await beats(box, name) for name in ("leader", "daemon", "left")] == [True, True, False]
         await process.kill()
         assert await process.wait(timeout=30) == -signal.SIGKILL
@@ -105,7 +106,7 @@ def test_process_and_its_daemons_outlive_a_command(box, run):
 
 def test_process_that_ends_leaves_nothing_in_its_session(box, run):
     async def main() -> None:
-        process = await box.start(["sh", "-c", BEAT.format(name="left") + " & sleep 0.1"])
+        process = await box.start(["sh", "-c", BEAT.format(name="left") + UNTIL_LEFT])
         assert await process.wait(timeout=10) == 0
         return await box.run_python(
             "import time\na = len(open('left').read())\ntime.sleep(.1)\na == len(open('left').read())"
