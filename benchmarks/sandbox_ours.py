@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sandbox_measures import CODE, Contestant, NotHereError
+from sandbox_soak import python_of
 from sandbox_table import Measure
 
 from agent_rl.sandboxes.base import Sandbox, Sandboxes
@@ -26,9 +27,8 @@ WARM = 4
 
 @contextlib.asynccontextmanager
 async def local(tier: str) -> AsyncIterator[Contestant[Sandbox]]:
-    """Local sandboxes of a tier; Landlock's run the system's Python, as they can't read a private one."""
-    python = shutil.which("python3", path=os.defpath) if tier == "landlock" else None
-    sandboxes = LocalSandboxes(tier=tier, python=python, require=())
+    """Local sandboxes of a tier."""
+    sandboxes = LocalSandboxes(tier=tier, python=python_of(tier), require=())
     try:
         yield _contestant(sandboxes)
     finally:

@@ -153,6 +153,11 @@ async def _attack(found: Soak, sandboxes: Sandboxes, box: Sandbox, code: str, en
     await box.close()
 
 
+def python_of(tier: str) -> str | None:
+    """Return the interpreter for a tier: the system's for Landlock, which can't read a private one."""
+    return shutil.which("python3", path=os.defpath) if tier == "landlock" else None
+
+
 async def measure(sandboxes: Sandboxes, count: int, seconds: float) -> dict[str, Soak]:
     """Return what is found beside each kind of neighbours, `count` of each and of honest ones."""
     attacks = [code for code, _ in zip(itertools.cycle(ATTACKS.values()), range(count))]
@@ -161,8 +166,7 @@ async def measure(sandboxes: Sandboxes, count: int, seconds: float) -> dict[str,
 
 
 async def _main(count: int, seconds: float, tier: str) -> bool:
-    python = shutil.which("python3", path=os.defpath) if tier == "landlock" else None  # it can't read a private one
-    sandboxes = LocalSandboxes(tier=tier, python=python)
+    sandboxes = LocalSandboxes(tier=tier, python=python_of(tier))
     try:
         found = await measure(sandboxes, count, seconds)
     finally:

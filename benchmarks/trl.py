@@ -17,8 +17,9 @@ With `--device cuda` both sides are on a GPU, the pretrained model with 16 group
 of the GPU at most. `--rows` are the rows of TRL's micro-batch; ours is 4,096 tokens there.
 
 Without `--checkpoint` a tiny model is warm-started first, in about two minutes; `--groups` gives it more tasks a step.
-`--model` adds a pretrained one, such as SmolLM2, with three examples in its prompt, for two steps of eight episodes,
-with instant and with slow tools. Runs in .venv-verl, where TRL 1.16 is. Exits 1 when a bar is missed.
+`--model` adds a pretrained one, such as SmolLM2, with three examples in its prompt, for two steps of two tasks, of
+`--samples` episodes each on a CPU, with instant and with slow tools. Runs in .venv-verl, where TRL 1.16 is. Exits 1
+when a bar is missed.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--groups", type=int, default=16, help="tasks a step of the tiny model, of eight episodes each")
+    parser.add_argument("--samples", type=int, default=8, help="episodes of a task of the pretrained model, on a CPU")
     parser.add_argument("--only", choices=["same", "instant", "20 ms", "model"], help="leave the others out")
     options = parser.parse_args()
     passed = []
@@ -125,7 +127,8 @@ def main() -> int:
                 passed.append(compare_updates(replace(tiny, lr=2e-3, steps=5)))
         if options.model:
             child("pretrained", f"{folder}/model", options.model)
-            steps, groups, samples, rows = (2, 2, 8, 4) if options.device == "cpu" else (3, 16, 8, options.rows)
+            on_cpu, on_gpu = (2, 2, options.samples, 4), (3, 16, 8, options.rows)
+            steps, groups, samples, rows = on_cpu if options.device == "cpu" else on_gpu
             large = Work(
                 f"{folder}/model", steps, groups, samples, delay_ms=0, rows=rows, context=512, lr=1e-5,
                 examples=EXAMPLES, device=options.device,
